@@ -12,6 +12,8 @@ from elasticrun.check.comparing import MISSING, Mask, Mismatch, show
 from elasticrun.check.replica.file_watch import FILE_PREFIX
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.moments import (
+    CLOCK,
+    VARIABLE_PREFIX,
     LineChange,
     Moment,
     Replay,
@@ -27,6 +29,7 @@ from elasticrun.lint.finding import Finding
 
 _LOST_RULES = ("ER301", "ER306", "ER302", "ER304", "ER307", "ER303", "ER305")
 _DRAW_RULES = ("ER109", "ER501")
+_LOST_RULE = "ER301"  # Where the linter has nothing.
 _SEEDING = re.compile(r"seed\w*\([^)]")  # With an argument: `seed()` may draw anything.
 
 
@@ -35,7 +38,8 @@ class Cause(NamedTuple):
 
     Attributes:
         how: "replayed", "drifted" (replicas apart from each other), "lost" (a plain
-            variable), "drawn" (a random number), or "unknown".
+            variable), "remade" (one that is not made alike twice), "drawn" (a random
+            number), "timed" (a look at the clock), or "unknown".
         name: The field, file or variable that shows it.
         before: What it was when the job stopped.
         after: What it was when the program went on.
@@ -71,6 +75,13 @@ class Cause(NamedTuple):
             )
         if self.how == "lost":
             return f"the plain variable {change} was not kept over the restart"
+        if self.how == "remade":
+            return (
+                f"a restart makes the plain variable {change} again, and not alike, as "
+                "the order of a set and `hash` differ between processes"
+            )
+        if self.how == "timed":
+            return "the program looks at the clock, which a restart does not set back"
         if self.how == "drawn":
             return f"zone {self.zone} draws random numbers, which a replay draws anew"
         return "no registered state and no variable that was looked at explains it"
@@ -109,7 +120,7 @@ def _zone_of(name: str, replay: Replay) -> str:
 
 def lost_variables(run: CheckedRun, noise: Iterable[str]) -> list[Cause]:
     """Return the plain variables that were something else when the program went on."""
-    changes = []
+    changes: dict[str, Cause] = {}
     for replay in replays_of(run.moments):
         before, after = replay.stopped.variables, replay.resumed.variables
         for name, value in before.items():
@@ -117,8 +128,14 @@ def lost_variables(run: CheckedRun, noise: Iterable[str]) -> list[Cause]:
                 continue
             if name in after or replay.resumed.key.kind != "exit":
                 zone, found = replay.steps[-1][0], after.get(name, MISSING)
-                changes.append(Cause("lost", name, zone, value, found))
-    return changes
+                first = next(
+                    m.variables[name] for m in run.moments if name in m.variables
+                )
+                # Begun anew it would be what it was at first.
+                is_lost = value != first or found in (first, MISSING)
+                how = "lost" if is_lost else "remade"
+                changes.setdefault(name, Cause(how, name, zone, value, found))
+    return list(changes.values())
 
 
 @dataclass
@@ -159,10 +176,31 @@ class CauseFinder:
         if drifted:
             return [Cause("drifted", drifted[0], "", None, None)]
         drawn = self._drawn(lines)
-        lost = self.lost(run)
-        if drawn and not any(cause.rule for cause in lost):
+        lost = self.lost(run, lines)
+        if drawn and not any(cause.message for cause in lost):
             return drawn
-        return [*lost, *drawn] or [Cause("unknown", "", "", None, None)]
+        found = [*lost, *drawn] or self.timed(lines)
+        return found or [Cause("unknown", "", "", None, None)]
+
+    def timed(self, lines: Sequence[LineChange]) -> list[Cause]:
+        """Return the lines that look at the clock."""
+        looks = [line for line in lines if line.field == CLOCK]
+        return self._at_lines("timed", looks)
+
+    def unseeded(self, lines: Sequence[LineChange]) -> list[Cause]:
+        """Return the lines that draw from generators that nobody has seeded."""
+        return self._at_lines(
+            "drawn", [line for line in lines if line.field in self.mask.unseeded]
+        )
+
+    def _at_lines(self, how: str, lines: Sequence[LineChange]) -> list[Cause]:
+        causes = []
+        for each in lines:
+            path = original_path(each.path, self.source)
+            source = source_line(path, each.line)
+            cause = Cause(how, each.field, each.zone, None, None, path, each.line)
+            causes.append(cause._replace(source=source))
+        return list({cause.place: cause for cause in causes}.values())
 
     def _replayed(
         self, changes: Sequence[Cause], lines: Sequence[LineChange]
@@ -184,30 +222,47 @@ class CauseFinder:
             by_place.setdefault(cause.place, cause)
         return list(by_place.values())
 
-    def lost(self, run: CheckedRun) -> list[Cause]:
+    def lost(self, run: CheckedRun, lines: Sequence[LineChange] = ()) -> list[Cause]:
         """Return the plain variables that a restart lost, and what is known of them."""
         causes = []
         for change in lost_variables(run, self.mask.noise):
             finding = self._finding_about(change.name, _LOST_RULES)
-            if finding is None and change.after == MISSING:
-                continue
-            causes.append(change if finding is None else _at(change, finding))
-        causes.sort(key=lambda cause: (not cause.rule, cause.name))
-        return causes
+            if finding is not None:
+                causes.append(_at(change, finding))
+            elif change.after != MISSING:
+                causes.append(self._at_change(change, lines))
+        causes.sort(key=lambda each: (not each.message, not each.path, each.name))
+        # What is made of something that is not made alike comes after it.
+        causes.sort(key=lambda each: each.line if each.how == "remade" else 0)
+        return list({cause.place: cause for cause in reversed(causes)}.values())[::-1]
+
+    def _at_change(self, change: Cause, lines: Sequence[LineChange]) -> Cause:
+        """Add the line that has set a variable last, before the restart or in it."""
+        own = [line for line in lines if line.field == VARIABLE_PREFIX + change.name]
+        own = [line for line in own if (line.leg > 0) == (change.how == "remade")]
+        if not own:
+            return change
+        (cause,) = self._at_lines(change.how, own[-1:])
+        rule = _LOST_RULE if change.how == "lost" else ""
+        return change._replace(
+            path=cause.path, line=cause.line, rule=rule, source=cause.source
+        )
 
     def _drawn(self, lines: Sequence[LineChange]) -> list[Cause]:
         causes = []
-        seeded: set[tuple[int, str]] = set()  # In a replay, a generator.
+        seeded: set[tuple[int, str, str]] = set()  # In a replay, a generator.
         for line in lines:
-            if line.field.startswith("random.") and line.zone in self.drawing:
+            is_replayed = line.leg > 0 and line.zone in self.drawing
+            if line.field.startswith("random.") and is_replayed:
                 path = original_path(line.path, self.source)
-                drawn_from = (line.leg, line.field)
+                drawn_from = (line.leg, line.field, line.zone)
                 if _SEEDING.search(source_line(path, line.line)):
                     seeded.add(drawn_from)
                     continue
                 # No replay skips anything before the first loop: what is drawn there
                 # from a generator with a seed is what was drawn the first time.
-                if line.zone == "A" and drawn_from in seeded:
+                is_seeded = line.zone == "P" and line.field not in self.mask.unseeded
+                if is_seeded or (line.zone == "A" and drawn_from in seeded):
                     continue
                 rule, message = self._rule_at(path, line.line, _DRAW_RULES)
                 cause = Cause(

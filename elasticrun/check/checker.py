@@ -20,10 +20,15 @@ from elasticrun.check.blame import CauseFinder, replayed_changes
 from elasticrun.check.comparing import Mask, Mismatch, show
 from elasticrun.check.problems import Problem
 from elasticrun.check.replica.file_watch import FILE_PREFIX
-from elasticrun.check.report import ExitCode, Report, Result, Stage
+from elasticrun.check.report import ExitCode, Report, Result, Stage, cause_lines
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.engine import Engine
-from elasticrun.check.runs.moments import epochs_of, line_changes_of
+from elasticrun.check.runs.moments import (
+    CLOCK,
+    VARIABLE_PREFIX,
+    epochs_of,
+    line_changes_of,
+)
 from elasticrun.check.runs.routes import RestartPlace, Route, replicas_in_words
 from elasticrun.check.runs.sweep import places_to_try, spread
 from elasticrun.check.trials import Trials
@@ -123,8 +128,6 @@ class Checker:
             "at most ten times that"
         )
         note_what_differs(trials.mask, base, again)
-        self._check_reproducible(trials.differences(base, again))
-        self._note_files()
         script = self._engine.source.script
         trials.finder = CauseFinder(
             self._engine.source,
@@ -132,18 +135,26 @@ class Checker:
             mask=trials.mask,
             drawing=drawing_zones(base),
         )
+        self._check_reproducible(trials.differences(base, again), trials.finder)
+        self._note_files()
         num_batches = sum(loop.batch for loop in trials.loops)
         return (
             f"reproducible; epochs: {len(epochs_of(base.moments))}, "
             f"loops: {len(trials.loops)}, batches: {num_batches}"
         )
 
-    def _check_reproducible(self, differences: Sequence[Mismatch]) -> None:
+    def _check_reproducible(
+        self, differences: Sequence[Mismatch], finder: CauseFinder
+    ) -> None:
         if not differences:
             return
         first = differences[0]
         self._report.difference = first
         when = f" at {first.key.describe()}" if first.key else ""
+        unseeded = sorted(finder.mask.unseeded)
+        notes = self._trials.run(self._base().route, watched=[CLOCK, *unseeded]).notes
+        lines = line_changes_of(notes)
+        causes = [*finder.unseeded(lines), *finder.timed(lines)]
         raise Problem(
             ExitCode.NOT_REPRODUCIBLE,
             f"two runs without any restart differ: {first.name} "
@@ -151,6 +162,7 @@ class Checker:
             "What a restart changes cannot be told from that. Seed every random "
             f"generator, or add --ignore '{first.name.removeprefix(FILE_PREFIX)}' "
             "if it does not matter.",
+            "\n".join(line for cause in causes for line in cause_lines(cause)),
         )
 
     def _note_files(self) -> None:
@@ -299,12 +311,12 @@ class Checker:
         """Run the script again, and see which lines of its replays change what.
 
         With the one restart after which it differs, if that is enough to show it; else
-        with those before as well.
+        with those before as well, or with all that the user has asked for.
         """
         watched = self._names_to_watch(run, finder)
         leg = run.leg_of(differences[-1].key)
-        routes = [run.route.until_leg(leg)]
-        if leg > 1 and not run.route.is_resized:
+        routes = [run.route if self._scope.places else run.route.until_leg(leg)]
+        if leg > 1 and not (self._scope.places or run.route.is_resized):
             alone = self._restarted_at(run.route.places[leg - 1])
             routes.insert(0, alone._replace(is_killed=run.route.is_killed))
         for route in routes:
@@ -317,6 +329,8 @@ class Checker:
 
     def _names_to_watch(self, run: CheckedRun, finder: CauseFinder) -> list[str]:
         changed = [change.name for change in replayed_changes(run, self._trials.mask)]
-        if not changed and finder.drawing:
-            return sorted(run.moments[-1].random)
-        return changed[:_MOST_WATCHED]
+        if changed:
+            return changed[:_MOST_WATCHED]
+        lost = [VARIABLE_PREFIX + cause.name for cause in finder.lost(run)]
+        random = sorted(run.moments[-1].random) if finder.drawing else []
+        return [CLOCK, *random, *lost[:_MOST_WATCHED]]

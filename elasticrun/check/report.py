@@ -115,7 +115,10 @@ def _verdict(report: Report) -> str:
         return "equal: restarts change nothing"
     if report.exit_code == ExitCode.DIFFERENT:
         count = len(report.results)
-        return f"different: restarts change the outcome ({count} found)"
+        what = "restarts change"
+        if all(result.base for result in report.results):
+            what = "another number of replicas changes"
+        return f"different: {what} the outcome ({count} found)"
     return report.exit_code.describe()
 
 
@@ -151,10 +154,10 @@ def cause_lines(cause: Cause) -> list[str]:
     text = cause.describe()
     if not cause.path:
         return [text + (f" ({cause.rule})" if cause.rule else "")]
-    rule = f"{cause.rule}: {cause.message}"
-    if not cause.message:
-        rule = f"a case of {cause.rule}, though the linter has no finding here"
-    lines = [text, f"{relative(cause.path)}:{cause.line}: {rule}"]
+    rule = f": {cause.rule}: {cause.message}" if cause.rule else ""
+    if cause.rule and not cause.message:
+        rule = f": a case of {cause.rule}, though the linter has no finding here"
+    lines = [text, f"{relative(cause.path)}:{cause.line}{rule}"]
     if cause.source.strip():
         lines.append(f"   {cause.line} | {cause.source.rstrip()}")
     return lines

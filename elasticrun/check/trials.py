@@ -116,8 +116,9 @@ class Trials:
             raise Problem(
                 ExitCode.USAGE,
                 f"{self.engine.source.script.name} has run no loop over an "
-                "AdaptiveDataLoader, and no epoch or step of elasticrun, so there is nothing to restart in. Check a script "
-                "that trains with elasticrun, with arguments with which it does.",
+                "AdaptiveDataLoader, and no epoch or step of elasticrun, so there is "
+                "nothing to restart in. Check a script that trains with elasticrun, "
+                "with arguments with which it does.",
             )
 
     def differences(self, base: CheckedRun, run: CheckedRun) -> list[Mismatch]:

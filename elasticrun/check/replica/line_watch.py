@@ -1,9 +1,11 @@
-"""Finds the line of a replay that changes a field, by reading it after each line."""
+"""Finds the lines that change a field or a variable, by reading it after each line."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
+from datetime import date, datetime
 from types import FrameType
 from typing import Any
 
@@ -12,29 +14,52 @@ from elasticrun.check.replica.fields import Field, fields_of_generators
 from elasticrun.check.replica.file_watch import FILE_PREFIX
 from elasticrun.check.replica.recorder import Recorder, can_be_read, read_state
 from elasticrun.check.replica.variables import is_own_file
-from elasticrun.check.runs.moments import is_of_state
+from elasticrun.check.runs.moments import CLOCK, VARIABLE_PREFIX, is_of_state
 from elasticrun.check.runs.plan import Plan
 from elasticrun.job.current import job_if_any
 
 _MOST_LOOKS = 20_000
+_CLOCKS = {
+    time.time, time.time_ns, time.monotonic, time.monotonic_ns, time.perf_counter,
+    time.perf_counter_ns, datetime.now, datetime.utcnow, datetime.today, date.today,
+}  # fmt: skip
+_ABSENT = object()
 
 
 class LineWatch:
-    """Traces the program's own files until the interrupted loop continues."""
+    """Traces the program's own files: states and files while they are replayed."""
 
     def __init__(self, plan: Plan) -> None:
+        self._plan = plan
         self._root = os.path.dirname(plan.directory)
         self._watched = set(plan.watched)
         self._files = [name for name in plan.watched if name.startswith(FILE_PREFIX)]
+        self._variables = [
+            name.removeprefix(VARIABLE_PREFIX)
+            for name in plan.watched
+            if name.startswith(VARIABLE_PREFIX)
+        ]
         self._has_random = any(name.startswith("random.") for name in plan.watched)
         self._last: dict[str, Field] = {}
         self._line: tuple[str, int] | None = None
+        self._clocks: dict[tuple[str, int], bool] = {}  # Whether a line is noted.
         self._num_looks = 0
         self._is_looking = False
 
     def start(self) -> None:
         """Begin to look, at what this thread runs: the program's, and no other."""
         sys.settrace(self._on_call)
+        sys.setprofile(self._on_profile)
+
+    def _stop(self) -> None:
+        sys.settrace(None)
+        sys.setprofile(None)
+
+    def _on_profile(self, frame: FrameType, event: str, called: Any) -> None:
+        if event == "c_call" and called in _CLOCKS:
+            path = frame.f_code.co_filename
+            if is_own_file(path, self._root):
+                self._clocks.setdefault((path, frame.f_lineno), False)
 
     def _on_call(self, frame: FrameType, *_: Any) -> Any:
         if not is_own_file(frame.f_code.co_filename, self._root):
@@ -46,13 +71,13 @@ class LineWatch:
             return self._on_line
         job = job_if_any()
         if isinstance(job, CheckedJob) and not job.is_closed:
-            recorder = job.recorder
-            if recorder is None or not job.progress.is_replaying:
-                sys.settrace(None)
+            is_last = self._plan.leg > 0 and self._plan.until is None
+            if job.recorder is None or (is_last and not job.progress.is_replaying):
+                self._stop()
                 return None
             self._is_looking = True  # A state that is read may run the program's code.
             try:
-                self._look(job, recorder)
+                self._look(job, job.recorder)
             finally:
                 self._is_looking = False
         self._line = (frame.f_code.co_filename, frame.f_lineno)
@@ -61,26 +86,35 @@ class LineWatch:
     def _look(self, job: CheckedJob, recorder: Recorder) -> None:
         self._num_looks += 1
         if self._num_looks > _MOST_LOOKS:
-            sys.settrace(None)
+            self._stop()
             return
+        for (path, line), is_noted in self._clocks.items():
+            if not is_noted:
+                recorder.note("line", field=CLOCK, path=path, line=line)
+                self._clocks[path, line] = True
         found = self._read(job, recorder)
         for name, field in found.items():
-            if name in self._last and self._last[name] != field and self._line:
+            # A state is registered as it is, but a variable may come with its value.
+            is_new = name not in self._last and not name.startswith(VARIABLE_PREFIX)
+            if self._line and not is_new and self._last.get(name, _ABSENT) != field:
                 path, line = self._line
                 recorder.note("line", field=name, path=path, line=line)
         self._last = found
 
     def _read(self, job: CheckedJob, recorder: Recorder) -> dict[str, Field]:
         found: dict[str, Field] = {}
-        for state in job.states:
-            is_wanted = any(is_of_state(name, state.name) for name in self._watched)
-            if is_wanted and can_be_read(state, job.world_size):
-                found |= read_state(state, job.world_size)
+        if self._variables:
+            own = recorder.variables(job, only=self._variables)
+            found |= {f"{VARIABLE_PREFIX}{name}": field for name, field in own.items()}
         if self._has_random:
             found |= fields_of_generators(job.device)
-        found = {name: field for name, field in found.items() if name in self._watched}
-        if self._files:
-            files = recorder.changed_files()
-            for name in self._files:
-                found[name] = files.get(name.removeprefix(FILE_PREFIX))
-        return found
+        if job.progress.is_replaying:
+            for state in job.states:
+                is_wanted = any(is_of_state(name, state.name) for name in self._watched)
+                if is_wanted and can_be_read(state, job.world_size):
+                    found |= read_state(state, job.world_size)
+            if self._files:
+                files = recorder.changed_files()
+                for name in self._files:
+                    found[name] = files.get(name.removeprefix(FILE_PREFIX))
+        return {name: field for name, field in found.items() if name in self._watched}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +63,20 @@ class Recorder:
         fields: dict[str, Any] = {}
         for state in states:
             fields |= read_state(state, job.world_size)
-        registered = {id(each) for state in job.states for each in objects_of(state)}
         self.note(
             kind,
             fields=fields,
             random=fields_of_generators(job.device),
             files=self.changed_files(),
-            variables=plain_variables(self._root, registered=registered),
+            variables=self.variables(job),
             kinds={state.name: kind_of(state) for state in states},
             **values,
         )
+
+    def variables(self, job: Job, *, only: Sequence[str] = ()) -> dict[str, Any]:
+        """Return the plain variables, or some of them."""
+        registered = {id(each) for state in job.states for each in objects_of(state)}
+        return plain_variables(self._root, registered=registered, only=only)
 
     def changed_files(self) -> dict[str, Any]:
         """Return the files that differ from the start of the run."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from elasticrun.check.runs.checked_run import CheckedRun
@@ -13,7 +14,7 @@ from elasticrun.check.runs.plan import Plan
 from elasticrun.errors import STOPPED
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks.starter import Starter
-from elasticrun.launcher.forks.waiting import WaitingReplica
+from elasticrun.launcher.forks.waiting import WaitingReplica, discard_all
 from elasticrun.launcher.nodes.nodes import LOOPBACK, Round
 from elasticrun.launcher.options import Options, Program, Replicas
 from elasticrun.launcher.supervisor.causes import Ending, first_cause
@@ -47,7 +48,7 @@ class ActiveRun:
         plan: Plan,
         program: Program,
         loop: EventLoop,
-        starter: Starter,
+        starters: Sequence[Starter],
         on_change: Callable[[], None],
         hang_timeout: float,
     ) -> None:
@@ -57,10 +58,11 @@ class ActiveRun:
         self._plan = plan
         self._program = program
         self._loop = loop
-        self._starter = starter
+        self._starters = starters
         self._on_change = on_change
         self._hang_timeout = hang_timeout
         self._leg = 0
+        self._forked: list[WaitingReplica] = []  # Of the leg, as far as they are.
         self._began_at = 0.0
         self._generation: Generation | None = None
         self._clock = HangClock(None)
@@ -71,21 +73,32 @@ class ActiveRun:
         return self.run.route.sizes[self._leg]
 
     def begin_leg(self) -> None:
-        """Start the next generation as soon as its replicas are forked."""
-        self._starter.fork(self._size, self._on_forked)
+        """Start the next generation as soon as its replicas are forked.
+
+        Rank 0 hashes otherwise than the others, and than in the leg before.
+        """
+        self._forked = []
+        for number, size in enumerate([1, self._size - 1][: self._size]):
+            starter = self._starters[(self._leg + number) % len(self._starters)]
+            starter.fork(size, partial(self._on_forked, number))
 
     def abandon(self) -> None:
         """Kill what runs, and let nothing follow."""
         self.is_over = True
+        if len(self._forked) < self._size:
+            discard_all(self._forked)
         if self._generation is not None:
             self._generation.kill()
 
-    def _on_forked(self, replicas: list[WaitingReplica]) -> None:
+    def _on_forked(self, first_rank: int, replicas: list[WaitingReplica]) -> None:
         if self.is_over:
-            for each in replicas:
-                each.discard()
-        else:
-            self._start(replicas)
+            discard_all(replicas)
+            return
+        for each in replicas:
+            each.rank += first_rank
+        self._forked = sorted([*self._forked, *replicas], key=lambda each: each.rank)
+        if len(self._forked) == self._size:
+            self._start(self._forked)
 
     def _start(self, replicas: list[WaitingReplica]) -> None:
         route, leg, size = self.run.route, self._leg, self._size
@@ -98,7 +111,6 @@ class ActiveRun:
             until=route.end_of(leg),
             resumed=route.end_of(leg - 1) if leg else None,
             is_killed=route.is_killed,
-            watched=self._plan.watched if leg else (),
         )
         round_ = Round(leg, size, 0, size, LOOPBACK, replicas[0].ports[0])
         orders = make_orders(options, round_)

@@ -18,6 +18,9 @@ from elasticrun.launcher.forks.imports import imports_of
 from elasticrun.launcher.forks.starter import Starter
 from elasticrun.launcher.options import Program
 
+# As on two machines: sets of strings have another order with each.
+_HASH_SEEDS = ("1", "2")
+
 
 class EngineError(Exception):
     """No replica can be started at all."""
@@ -49,23 +52,30 @@ class Engine:
         self._loop = EventLoop()
         self._active_runs: list[ActiveRun] = []
         program = Program("script", str(source.script), (), ())
-        self._starter = Starter(
-            self._loop,
-            imports=[OBSERVER, *_installed(imports_of(program), source)],
-            is_exec=False,
-            say=lambda _: None,
-            on_failure=_give_up,
-        )
+        imports = [OBSERVER, *_installed(imports_of(program), source)]
+        self._starters = [
+            Starter(
+                self._loop,
+                imports=imports,
+                is_exec=False,
+                variables={"PYTHONHASHSEED": seed},
+                say=lambda _: None,
+                on_failure=_give_up,
+            )
+            for seed in _HASH_SEEDS
+        ]
 
     def __enter__(self) -> Engine:
         processes.adopt_orphans()
-        self._starter.start()
+        for starter in self._starters:
+            starter.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         for active in self._active_runs:
             active.abandon()
-        self._starter.close()
+        for starter in self._starters:
+            starter.close()
         processes.kill_children(but=set(), patience=processes.CLEANING_SECONDS)
 
     def run_each(
@@ -115,7 +125,7 @@ class Engine:
             plan=plan,
             program=Program("script", str(script), arguments, (str(script.parent),)),
             loop=self._loop,
-            starter=self._starter,
+            starters=self._starters,
             on_change=self._note_running,
             hang_timeout=self._hang_timeout,
         )
@@ -129,9 +139,10 @@ class Engine:
         return active.run
 
     def _note_running(self) -> None:
-        """Tell the forkserver whom to kill if this process is killed."""
+        """Tell the forkservers whom to kill if this process is killed."""
         groups = [group for active in self._active_runs for group in active.groups]
-        self._starter.note_running(groups)
+        for starter in self._starters:
+            starter.note_running(groups)
 
 
 def _give_up(why: str) -> None:

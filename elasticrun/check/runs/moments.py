@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from elasticrun.check.runs.routes import RestartPlace
 
+VARIABLE_PREFIX = "variable:"  # Of a field that stands for a plain variable.
+CLOCK = "clock"  # The field of a line that looks at the time.
 _RESUMING = ("continue", "enter", "begin", "exit")
 _WORDS = {
     "begin": "the start of epoch {epoch}",
@@ -51,7 +53,7 @@ class Moment(NamedTuple):
 
 
 class LineChange(NamedTuple):
-    """A line that changed a field during a replay."""
+    """A line that changed a field, or looked at the time."""
 
     field: str
     zone: str
@@ -83,7 +85,7 @@ def line_changes_of(notes: Iterable[dict[str, Any]]) -> list[LineChange]:
 
 def is_of_state(name: str, state: str) -> bool:
     """Return whether a field, or the length of one, is part of a state."""
-    bare = name.removeprefix("len(")
+    bare = name.removeprefix("len(").removesuffix(")")
     return bare == state or bare.startswith((f"{state}.", f"{state}["))
 
 

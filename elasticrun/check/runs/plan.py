@@ -43,7 +43,8 @@ class Plan:
         resumed: Where the one before stopped; None in the first.
         is_killed: Whether it saves there, and is killed a boundary later.
         is_float64: Whether the program computes in double precision.
-        watched: Fields and files for which the line that changes them is sought.
+        watched: Fields, files and variables of which the lines are sought that
+            change them.
         home: What `directory` is a copy of.
     """
 
