@@ -269,13 +269,19 @@ class Checker:
         """Run the script along each route once, and report what that changes."""
         for route in routes:
             self._trials.baseline_of(route)
-        with contextlib.closing(self._trials.run_each(routes)) as runs:
-            for run in runs:
-                differences = self._differences(run)
-                if differences:
-                    self._add(run, differences)
-                elif run.missed:
-                    raise self._trials.problem_of(run)
+        try:
+            with contextlib.closing(self._trials.run_each(routes)) as runs:
+                for run in runs:
+                    differences = self._differences(run)
+                    if differences:
+                        self._add(run, differences)
+                    elif run.missed:
+                        raise self._trials.problem_of(run)
+        except Problem as problem:
+            if problem.route and self._can_be_narrowed(problem.route):
+                # It may show it alone.
+                self._trials.run(self._last_restart_of(problem.route))
+            raise
 
     def _differences(self, run: CheckedRun) -> list[Mismatch]:
         """Return what differs that numbers of replicas do not explain by themselves."""
@@ -314,11 +320,12 @@ class Checker:
         with those before as well, or with all that the user has asked for.
         """
         watched = self._names_to_watch(run, finder)
-        leg = run.leg_of(differences[-1].key)
-        routes = [run.route if self._scope.places else run.route.until_leg(leg)]
-        if leg > 1 and not (self._scope.places or run.route.is_resized):
-            alone = self._restarted_at(run.route.places[leg - 1])
-            routes.insert(0, alone._replace(is_killed=run.route.is_killed))
+        route = run.route
+        if not self._scope.places:
+            route = route.until_leg(run.leg_of(differences[-1].key))
+        routes = [route]
+        if self._can_be_narrowed(route):
+            routes.insert(0, self._last_restart_of(route))
         for route in routes:
             closer = self._trials.run(route, watched=watched)
             base = self._trials.baseline_of(route)
@@ -326,6 +333,13 @@ class Checker:
             if found:
                 return closer, found
         return run, differences
+
+    def _can_be_narrowed(self, route: Route) -> bool:
+        is_asked_for = bool(self._scope.places)
+        return len(route.places) > 1 and not (is_asked_for or route.is_resized)
+
+    def _last_restart_of(self, route: Route) -> Route:
+        return self._restarted_at(route.places[-1])._replace(is_killed=route.is_killed)
 
     def _names_to_watch(self, run: CheckedRun, finder: CauseFinder) -> list[str]:
         changed = [change.name for change in replayed_changes(run, self._trials.mask)]

@@ -143,5 +143,4 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _say_meanwhile(text: str) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{text}\n")

@@ -69,9 +69,7 @@ class Mask:
         return any(fnmatch(plain, each) or fnmatch(name, each) for each in self.ignored)
 
 
-def compare_moments(
-    base: CheckedRun, run: CheckedRun, *, mask: Mask
-) -> list[Mismatch]:
+def compare_moments(base: CheckedRun, run: CheckedRun, *, mask: Mask) -> list[Mismatch]:
     """Return what differs at the first moment at which anything does.
 
     From where there is another number of replicas on, sums were added up in another

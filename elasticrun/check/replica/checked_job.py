@@ -163,7 +163,8 @@ class CheckedBoundary(Boundary):
             os.kill(os.getpid(), signal.SIGKILL)
         place = self._job.next_place()
         if self._job.recorder is not None:
-            self._job.recorder.note("boundary", place=place)
+            is_put_off = any(reason() for reason in self._reasons)
+            self._job.recorder.note("boundary", place=place, is_put_off=is_put_off)
         if place == self._plan.until:
             self._job.note("stop")
             if self._plan.is_killed:

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import builtins
 import hashlib
+import io
 import os
+import weakref
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 FILE_PREFIX = "file:"  # Of the name of a field that stands for a file.
 _SKIPPED = {"__pycache__"}
 _Stamp = tuple[int, int, int]
+_OPENED: weakref.WeakSet[IO[Any]] = weakref.WeakSet()
+
+
+def know_opened_files() -> None:
+    """Know the files that the program opens from now on."""
+    really_open: Any = open
+
+    def opened(*arguments: Any, **options: Any) -> IO[Any]:
+        file: IO[Any] = really_open(*arguments, **options)
+        _OPENED.add(file)
+        return file
+
+    replaced: Any = opened
+    builtins.open = io.open = replaced
+
+
+def flush_opened_files() -> None:
+    """Write out what files hold back, so that each run does it at the same moments."""
+    for file in list(_OPENED):
+        if not file.closed:
+            file.flush()
 
 
 class FileWatch:

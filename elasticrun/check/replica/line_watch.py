@@ -11,7 +11,7 @@ from typing import Any
 
 from elasticrun.check.replica.checked_job import CheckedJob
 from elasticrun.check.replica.fields import Field, fields_of_generators
-from elasticrun.check.replica.file_watch import FILE_PREFIX
+from elasticrun.check.replica.file_watch import FILE_PREFIX, flush_opened_files
 from elasticrun.check.replica.recorder import Recorder, can_be_read, read_state
 from elasticrun.check.replica.variables import is_own_file
 from elasticrun.check.runs.moments import CLOCK, VARIABLE_PREFIX, is_of_state
@@ -114,6 +114,7 @@ class LineWatch:
                 if is_wanted and can_be_read(state, job.world_size):
                     found |= read_state(state, job.world_size)
             if self._files:
+                flush_opened_files()
                 files = recorder.changed_files()
                 for name in self._files:
                     found[name] = files.get(name.removeprefix(FILE_PREFIX))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from elasticrun.check.replica.checked_job import CheckedJob
+from elasticrun.check.replica.file_watch import know_opened_files
 from elasticrun.check.replica.guard import guard_folders
 from elasticrun.check.replica.line_watch import LineWatch
 from elasticrun.check.runs.plan import decode_plan
@@ -21,6 +22,7 @@ def observe(order: dict[str, Any]) -> None:
     plan = decode_plan(order["plan"])
     os.chdir(plan.directory)
     import_from_copy(plan.home, plan.directory)
+    know_opened_files()
     guard_folders(plan.guarded, scratch=os.path.dirname(plan.directory))
     if plan.is_float64:
         compute_in_double_precision()

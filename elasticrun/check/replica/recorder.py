@@ -14,7 +14,7 @@ from elasticrun.check.replica.fields import (
     fields_of_generators,
     fields_of_state,
 )
-from elasticrun.check.replica.file_watch import FileWatch, changes
+from elasticrun.check.replica.file_watch import FileWatch, changes, flush_opened_files
 from elasticrun.check.replica.variables import plain_variables
 from elasticrun.check.runs.plan import PARAMETERS, Plan
 from elasticrun.checkpoint.files.durable import open_append
@@ -54,6 +54,8 @@ class Recorder:
 
     def note_moment(self, kind: str, job: Job, **values: Any) -> None:
         """Record the values of everything."""
+        if kind != "stop" or not self._plan.is_killed:
+            flush_opened_files()
         parts = [part for state in job.states for part in state.parts()]
         states = [
             state

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from elasticrun.check.runs.checked_run import CheckedRun
+from elasticrun.check.runs.moments import boundaries_of
 from elasticrun.check.runs.plan import Plan
 from elasticrun.errors import STOPPED
 from elasticrun.launcher.event_loop import EventLoop
@@ -109,7 +110,10 @@ class ActiveRun:
             self._plan,
             leg=leg,
             until=route.end_of(leg),
-            resumed=route.end_of(leg - 1) if leg else None,
+            # It may have stopped later than it was asked to.
+            resumed=boundaries_of(self.run.read_notes(), put_off=True)[-1]
+            if leg
+            else None,
             is_killed=route.is_killed,
         )
         round_ = Round(leg, size, 0, size, LOOPBACK, replicas[0].ports[0])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elasticrun.check.runs.moments import Key, Moment, moments_of
+from elasticrun.check.runs.moments import Key, Moment, boundaries_of, moments_of
 from elasticrun.check.runs.plan import PARAMETERS
 from elasticrun.check.runs.routes import RestartPlace, Route
 from elasticrun.job.trace import read_trace
@@ -55,10 +55,14 @@ class CheckedRun:
         there = self.compared.get(key) if key else None
         return max(1, self.last_leg if there is None else there.leg)
 
+    def read_notes(self) -> list[dict[str, Any]]:
+        """Return the records of all legs that have ended."""
+        return read_trace(self.folder / "records")
+
     @functools.cached_property
     def notes(self) -> list[dict[str, Any]]:
-        """The records of all replicas; only complete when these have ended."""
-        return read_trace(self.folder / "records")
+        """The records of all legs; only complete when these have ended."""
+        return self.read_notes()
 
     @functools.cached_property
     def moments(self) -> list[Moment]:
@@ -66,12 +70,8 @@ class CheckedRun:
 
     @functools.cached_property
     def boundaries(self) -> list[RestartPlace]:
-        """The boundaries that the program has passed, in their order."""
-        return [
-            RestartPlace(*note["place"])
-            for note in self.notes
-            if note["kind"] == "boundary"
-        ]
+        """The boundaries at which the program might have stopped, in their order."""
+        return boundaries_of(self.notes)
 
     @functools.cached_property
     def compared(self) -> dict[Key, Moment]:

@@ -74,6 +74,21 @@ def moments_of(notes: Iterable[dict[str, Any]]) -> list[Moment]:
     ]
 
 
+def boundaries_of(
+    notes: Iterable[dict[str, Any]], *, put_off: bool = False
+) -> list[RestartPlace]:
+    """Return the boundaries among what was noted.
+
+    Args:
+        put_off: With those at which a stop is put off, since gradients wait for a step.
+    """
+    return [
+        RestartPlace(*note["place"])
+        for note in notes
+        if note["kind"] == "boundary" and (put_off or not note["is_put_off"])
+    ]
+
+
 def line_changes_of(notes: Iterable[dict[str, Any]]) -> list[LineChange]:
     """Return the lines among what was noted."""
     return [

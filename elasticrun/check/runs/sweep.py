@@ -26,9 +26,7 @@ def places_to_try(boundaries: Sequence[RestartPlace]) -> list[RestartPlace]:
     last = [loop for loop in inside if loop.epoch == inside[-1].epoch]
     outside = [loop for loop in loops if not loop.in_epoch]
     chosen = list(
-        dict.fromkeys(
-            first[:_MOST_LOOPS] + last[-_MOST_LOOPS:] + outside[:_MOST_LOOPS]
-        )
+        dict.fromkeys(first[:_MOST_LOOPS] + last[-_MOST_LOOPS:] + outside[:_MOST_LOOPS])
     )
     tried = {*ends[:1], *ends[-1:]}
     num_edges = max(len(chosen), len(_EDGES)) if chosen else 0
