@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from typing import Any
 
@@ -26,19 +25,6 @@ def samples_of(run: CheckedRun) -> dict[tuple[int, str, int], list[int]]:
         for (epoch, loop, inside), lines in sorted(loops.items())
         for batch, samples in samples_of_loop(lines, epoch=epoch, loop=loop).items()
     }
-
-
-def drawing_zones(run: CheckedRun) -> set[str]:
-    """Return the zones in which the program moves a random generator."""
-    zones = set()
-    for before, after in itertools.pairwise(run.moments):
-        if before.random == after.random:
-            continue
-        if after.key.kind == "enter":
-            zones.add("A" if before.key.kind == "begin" else "B")
-        elif after.key.kind == "begin":
-            zones.add("D" if after.key.epoch else "P")
-    return zones
 
 
 def note_what_differs(mask: Mask, base: CheckedRun, again: CheckedRun) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from elasticrun.check.comparing import MISSING, Mask, Mismatch, show
@@ -48,10 +48,10 @@ class Cause(NamedTuple):
     """
 
     how: str
-    name: str
-    zone: str
-    before: Any
-    after: Any
+    name: str = ""
+    zone: str = ""
+    before: Any = None
+    after: Any = None
     path: str = ""
     line: int = 0
     rule: str = ""
@@ -128,12 +128,9 @@ def lost_variables(run: CheckedRun, noise: Iterable[str]) -> list[Cause]:
                 continue
             if name in after or replay.resumed.key.kind != "exit":
                 zone, found = replay.steps[-1][0], after.get(name, MISSING)
-                first = next(
-                    m.variables[name] for m in run.moments if name in m.variables
-                )
-                # Begun anew it would be what it was at first.
-                is_lost = value != first or found in (first, MISSING)
-                how = "lost" if is_lost else "remade"
+                seen = (m.variables[name] for m in run.moments if name in m.variables)
+                # What nothing has changed before is not made again as it was at first.
+                how = "remade" if next(seen) == value and name in after else "lost"
                 changes.setdefault(name, Cause(how, name, zone, value, found))
     return list(changes.values())
 
@@ -144,14 +141,11 @@ class CauseFinder:
 
     Attributes:
         findings: The linter's, hints included.
-        drawing: The zones in which the program draws random numbers.
     """
 
     source: ProgramSource
     findings: Sequence[Finding]
-    _: KW_ONLY
     mask: Mask
-    drawing: set[str]
 
     def causes(
         self,
@@ -174,89 +168,71 @@ class CauseFinder:
         if causes:
             return causes
         if drifted:
-            return [Cause("drifted", drifted[0], "", None, None)]
+            return [Cause("drifted", drifted[0])]
         drawn = self._drawn(lines)
         lost = self.lost(run, lines)
         if drawn and not any(cause.message for cause in lost):
             return drawn
-        found = [*lost, *drawn] or self.timed(lines)
-        return found or [Cause("unknown", "", "", None, None)]
+        found = [*lost, *drawn] or self.at_lines("timed", lines, {CLOCK})
+        return found or [Cause("unknown")]
 
-    def timed(self, lines: Sequence[LineChange]) -> list[Cause]:
-        """Return the lines that look at the clock."""
-        looks = [line for line in lines if line.field == CLOCK]
-        return self._at_lines("timed", looks)
+    def at_lines(
+        self, how: str, lines: Sequence[LineChange], fields: Collection[str]
+    ) -> list[Cause]:
+        """Return the lines that change some fields as causes."""
+        own = [line for line in lines if line.field in fields]
+        return _unique(self._located(Cause(how, line.field), line) for line in own)
 
-    def unseeded(self, lines: Sequence[LineChange]) -> list[Cause]:
-        """Return the lines that draw from generators that nobody has seeded."""
-        return self._at_lines(
-            "drawn", [line for line in lines if line.field in self.mask.unseeded]
-        )
-
-    def _at_lines(self, how: str, lines: Sequence[LineChange]) -> list[Cause]:
-        causes = []
-        for each in lines:
-            path = original_path(each.path, self.source)
-            source = source_line(path, each.line)
-            cause = Cause(how, each.field, each.zone, None, None, path, each.line)
-            causes.append(cause._replace(source=source))
-        return list({cause.place: cause for cause in causes}.values())
+    def _located(self, cause: Cause, line: LineChange) -> Cause:
+        path = original_path(line.path, self.source)
+        source = source_line(path, line.line)
+        return cause._replace(zone=line.zone, path=path, line=line.line, source=source)
 
     def _replayed(
         self, changes: Sequence[Cause], lines: Sequence[LineChange]
     ) -> list[Cause]:
-        by_place: dict[tuple[str, ...], Cause] = {}
+        causes = []
         for change in changes:
-            line = next((each for each in lines if each.field == change.name), None)
-            path = "" if line is None else original_path(line.path, self.source)
-            number = 0 if line is None else line.line
-            rule, message = self._rule_at(path, number)
-            cause = change._replace(
-                zone=change.zone if line is None else line.zone,
-                path=path,
-                line=number,
-                rule=rule or _likely_rule(change),
-                message=message,
-                source=source_line(path, number),
-            )
-            by_place.setdefault(cause.place, cause)
-        return list(by_place.values())
+            own = [line for line in lines if line.field == change.name]
+            cause = self._located(change, own[0]) if own else change
+            rule, message = self._rule_at(cause.path, cause.line)
+            rule = rule or _likely_rule(change)
+            causes.append(cause._replace(rule=rule, message=message))
+        return _unique(causes)
 
     def lost(self, run: CheckedRun, lines: Sequence[LineChange] = ()) -> list[Cause]:
         """Return the plain variables that a restart lost, and what is known of them."""
         causes = []
         for change in lost_variables(run, self.mask.noise):
             finding = self._finding_about(change.name, _LOST_RULES)
+            is_remade = change.how == "remade"
+            # What has set it last before the restart, or has made it again.
+            own = [
+                self._located(change, line)
+                for line in lines
+                if line.field == VARIABLE_PREFIX + change.name
+                if (line.leg > 0) == is_remade
+            ]
             if finding is not None:
                 causes.append(_at(change, finding))
+            elif own:
+                causes.append(own[-1]._replace(rule="" if is_remade else _LOST_RULE))
             elif change.after != MISSING:
-                causes.append(self._at_change(change, lines))
+                causes.append(change)
         causes.sort(key=lambda each: (not each.message, not each.path, each.name))
         # What is made of something that is not made alike comes after it.
         causes.sort(key=lambda each: each.line if each.how == "remade" else 0)
-        return list({cause.place: cause for cause in reversed(causes)}.values())[::-1]
-
-    def _at_change(self, change: Cause, lines: Sequence[LineChange]) -> Cause:
-        """Add the line that has set a variable last, before the restart or in it."""
-        own = [line for line in lines if line.field == VARIABLE_PREFIX + change.name]
-        own = [line for line in own if (line.leg > 0) == (change.how == "remade")]
-        if not own:
-            return change
-        (cause,) = self._at_lines(change.how, own[-1:])
-        rule = _LOST_RULE if change.how == "lost" else ""
-        return change._replace(
-            path=cause.path, line=cause.line, rule=rule, source=cause.source
-        )
+        return _unique(causes)
 
     def _drawn(self, lines: Sequence[LineChange]) -> list[Cause]:
         causes = []
-        seeded: set[tuple[int, str, str]] = set()  # In a replay, a generator.
+        seeded: set[tuple[int, str, str]] = set()  # In a zone of a replay, a generator.
         for line in lines:
-            is_replayed = line.leg > 0 and line.zone in self.drawing
+            is_replayed = line.leg > 0 and line.zone != "L"
             if line.field.startswith("random.") and is_replayed:
-                path = original_path(line.path, self.source)
+                cause = self._located(Cause("drawn", line.field), line)
                 drawn_from = (line.leg, line.field, line.zone)
-                if _SEEDING.search(source_line(path, line.line)):
+                if _SEEDING.search(cause.source):
                     seeded.add(drawn_from)
                     continue
                 # No replay skips anything before the first loop: what is drawn there
@@ -264,13 +240,9 @@ class CauseFinder:
                 is_seeded = line.zone == "P" and line.field not in self.mask.unseeded
                 if is_seeded or (line.zone == "A" and drawn_from in seeded):
                     continue
-                rule, message = self._rule_at(path, line.line, _DRAW_RULES)
-                cause = Cause(
-                    "drawn", line.field, line.zone, None, None, path, line.line,
-                    rule or "ER109", message, source_line(path, line.line),
-                )  # fmt: skip
-                causes.append(cause)
-        return list({(each.path, each.line): each for each in causes}.values())
+                rule, message = self._rule_at(cause.path, line.line, _DRAW_RULES)
+                causes.append(cause._replace(rule=rule or "ER109", message=message))
+        return _unique(causes)
 
     def _rule_at(
         self, path: str, line: int, prefixes: Sequence[str] = ("ER1",)
@@ -299,6 +271,14 @@ class CauseFinder:
             if finding.code in rules and _mentions(finding, bare)
         ]
         return min(about, key=lambda each: rules.index(each.code), default=None)
+
+
+def _unique(causes: Iterable[Cause]) -> list[Cause]:
+    """Return the first cause of each place."""
+    by_place: dict[tuple[str, ...], Cause] = {}
+    for cause in causes:
+        by_place.setdefault(cause.place, cause)
+    return list(by_place.values())
 
 
 def _at(cause: Cause, finding: Finding) -> Cause:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from elasticrun.check.baseline import drawing_zones, note_what_differs
+from elasticrun.check.baseline import note_what_differs
 from elasticrun.check.blame import CauseFinder, replayed_changes
 from elasticrun.check.comparing import Mask, Mismatch, show
 from elasticrun.check.problems import Problem
@@ -26,7 +26,6 @@ from elasticrun.check.runs.engine import Engine
 from elasticrun.check.runs.moments import (
     CLOCK,
     VARIABLE_PREFIX,
-    epochs_of,
     line_changes_of,
 )
 from elasticrun.check.runs.routes import RestartPlace, Route, replicas_in_words
@@ -119,29 +118,31 @@ class Checker:
     # Stages: each returns what it has done, in a line.
 
     def _check_baseline(self) -> str:
-        trials = self._trials
-        base, again = trials.first_baselines(
+        trials, script = self._trials, self._engine.source.script
+        base, again = trials.two_baselines(
             self._size, is_float64=self._scope.is_float64
         )
+        if not base.boundaries:
+            raise Problem(
+                ExitCode.USAGE,
+                f"{script.name} has run no loop over an AdaptiveDataLoader, and no "
+                "epoch or step of elasticrun, so there is nothing to restart in. Check "
+                "a script that trains with elasticrun, with arguments with which it "
+                "does.",
+            )
         self._say(
             f"one run of the shortened script takes {base.seconds:.1f} s; the check "
             "at most ten times that"
         )
         note_what_differs(trials.mask, base, again)
-        script = self._engine.source.script
         trials.finder = CauseFinder(
             self._engine.source,
             lint_paths([script], LintOptions(pedantic=True)).findings,
-            mask=trials.mask,
-            drawing=drawing_zones(base),
+            trials.mask,
         )
         self._check_reproducible(trials.differences(base, again), trials.finder)
         self._note_files()
-        num_batches = sum(loop.batch for loop in trials.loops)
-        return (
-            f"reproducible; epochs: {len(epochs_of(base.moments))}, "
-            f"loops: {len(trials.loops)}, batches: {num_batches}"
-        )
+        return f"reproducible; boundaries: {len(base.boundaries)}"
 
     def _check_reproducible(
         self, differences: Sequence[Mismatch], finder: CauseFinder
@@ -154,7 +155,8 @@ class Checker:
         unseeded = sorted(finder.mask.unseeded)
         notes = self._trials.run(self._base().route, watched=[CLOCK, *unseeded]).notes
         lines = line_changes_of(notes)
-        causes = [*finder.unseeded(lines), *finder.timed(lines)]
+        causes = finder.at_lines("drawn", lines, unseeded)
+        causes += finder.at_lines("timed", lines, {CLOCK})
         raise Problem(
             ExitCode.NOT_REPRODUCIBLE,
             f"two runs without any restart differ: {first.name} "
@@ -188,17 +190,17 @@ class Checker:
         return "different" if self._report.results else "equal"
 
     def _check_sweep(self) -> str:
-        places = places_to_try(self._trials.boundaries)
+        places = places_to_try(self._base().boundaries)
         halves = [tuple(places[first::_NUM_SWEEPS]) for first in range(_NUM_SWEEPS)]
         self._try([self._restarted_at(*half) for half in halves if half])
         return f"{len(places)} restarts with {replicas_in_words(self._size)}"
 
     def _check_sizes(self) -> str:
+        first, second, *others = self._scope.sizes
         problem = self._problem_in_float64()
         if problem is not None:
             self._report.notes.append(problem.text)
             return "not compared"
-        first, second, *others = self._scope.sizes
         self._compare_sizes(second)
         if self._report.results:
             return "another number of replicas is another training"
@@ -207,7 +209,7 @@ class Checker:
             sizes = [second, second]  # Others do not even train for as long.
         elif self._trials.mask.sized:
             sizes.insert(0, second)  # What is not compared between numbers is here.
-        places = spread(self._trials.boundaries, len(sizes) - 1)
+        places = spread(self._base().boundaries, len(sizes) - 1)
         del sizes[len(places) + 1 :]
         self._try([Route(tuple(sizes), tuple(places), is_float64=True)])
         return " to ".join(map(str, sizes))
@@ -239,7 +241,7 @@ class Checker:
                 return
 
     def _check_kills(self) -> str:
-        places = spread(self._trials.boundaries, _NUM_KILLS)
+        places = spread(self._base().boundaries, _NUM_KILLS)
         self._try([self._restarted_at(*places)._replace(is_killed=True)])
         return f"{len(places)} kills with {replicas_in_words(self._size)}"
 
@@ -278,9 +280,8 @@ class Checker:
                     elif run.missed:
                         raise self._trials.problem_of(run)
         except Problem as problem:
-            if problem.route and self._can_be_narrowed(problem.route):
-                # It may show it alone.
-                self._trials.run(self._last_restart_of(problem.route))
+            for route in self._shorter(problem.route):
+                self._trials.run(route)  # It may have the problem, too.
             raise
 
     def _differences(self, run: CheckedRun) -> list[Mismatch]:
@@ -320,31 +321,26 @@ class Checker:
         with those before as well, or with all that the user has asked for.
         """
         watched = self._names_to_watch(run, finder)
-        route = run.route
+        whole = run.route
         if not self._scope.places:
-            route = route.until_leg(run.leg_of(differences[-1].key))
-        routes = [route]
-        if self._can_be_narrowed(route):
-            routes.insert(0, self._last_restart_of(route))
-        for route in routes:
+            whole = whole.until_leg(run.leg_of(differences[-1].key))
+        for route in [*self._shorter(whole), whole]:
             closer = self._trials.run(route, watched=watched)
-            base = self._trials.baseline_of(route)
-            found = self._trials.differences(base, closer)
+            found = self._trials.differences(self._trials.baseline_of(route), closer)
             if found:
                 return closer, found
         return run, differences
 
-    def _can_be_narrowed(self, route: Route) -> bool:
-        is_asked_for = bool(self._scope.places)
-        return len(route.places) > 1 and not (is_asked_for or route.is_resized)
-
-    def _last_restart_of(self, route: Route) -> Route:
-        return self._restarted_at(route.places[-1])._replace(is_killed=route.is_killed)
+    def _shorter(self, route: Route | None) -> list[Route]:
+        """Return the route with the last restart alone, unless the user has chosen."""
+        if route is None or len(route.places) < 2 or route.is_resized:
+            return []
+        alone = self._restarted_at(route.places[-1])._replace(is_killed=route.is_killed)
+        return [] if self._scope.places else [alone]
 
     def _names_to_watch(self, run: CheckedRun, finder: CauseFinder) -> list[str]:
         changed = [change.name for change in replayed_changes(run, self._trials.mask)]
         if changed:
             return changed[:_MOST_WATCHED]
         lost = [VARIABLE_PREFIX + cause.name for cause in finder.lost(run)]
-        random = sorted(run.moments[-1].random) if finder.drawing else []
-        return [CLOCK, *random, *lost[:_MOST_WATCHED]]
+        return [CLOCK, *run.moments[-1].random, *lost[:_MOST_WATCHED]]

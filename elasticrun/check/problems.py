@@ -42,26 +42,27 @@ class Problem(Exception):
 
 def problem_of(
     run: CheckedRun,
+    boundaries: Sequence[RestartPlace],
     *,
     source: ProgramSource,
-    loops: Sequence[RestartPlace],
     finder: CauseFinder | None,
 ) -> Problem:
     """Return why a run has not finished.
 
     Args:
-        loops: Those of the baseline, each by the end of its last batch.
+        boundaries: Those of the baseline.
         finder: Knows what a restart lost; None before the first one.
     """
     if run.missed is not None:
-        return _missed(run, loops)
+        return _missed(run, boundaries)
     problem = _hung(run, source) if run.hang else _failed(run, finder)
     problem.route = run.failing_route if run.route.places else None
     return problem
 
 
-def _missed(run: CheckedRun, loops: Sequence[RestartPlace]) -> Problem:
-    have = ", ".join(f"{loop}" for loop in loops[:6])
+def _missed(run: CheckedRun, boundaries: Sequence[RestartPlace]) -> Problem:
+    loops = {place.at(0): place for place in boundaries if not place.is_end}
+    have = ", ".join(map(str, list(loops.values())[:6]))
     return Problem(
         ExitCode.USAGE,
         f"the program never came to {run.missed}"

@@ -15,11 +15,9 @@ from elasticrun.check.comparing import (
     is_tensor,
 )
 from elasticrun.check.problems import Problem, problem_of
-from elasticrun.check.report import ExitCode
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.engine import Engine
-from elasticrun.check.runs.moments import loops_of
-from elasticrun.check.runs.routes import RestartPlace, Route, route_without_restart
+from elasticrun.check.runs.routes import Route, route_without_restart
 
 
 class Trials:
@@ -27,8 +25,6 @@ class Trials:
 
     Attributes:
         mask: What is not compared.
-        loops: Those of the first baseline, each by the end of its last batch.
-        boundaries: Those of the first baseline, in their order.
         num_runs: How many runs there were.
         finder: Who explains differences; None before the baseline is known.
     """
@@ -37,8 +33,6 @@ class Trials:
         self.engine = engine
         self.mask = mask
         self._say = say
-        self.loops: list[RestartPlace] = []
-        self.boundaries: list[RestartPlace] = []
         self.num_runs = 0
         self.finder: CauseFinder | None = None
         self._baselines: dict[Route, CheckedRun] = {}
@@ -75,32 +69,31 @@ class Trials:
 
     def problem_of(self, run: CheckedRun) -> Problem:
         """Return why a run has not finished."""
+        first = next(iter(self._baselines.values()), run)
         return problem_of(
-            run, source=self.engine.source, loops=self.loops, finder=self.finder
+            run, first.boundaries, source=self.engine.source, finder=self.finder
         )
 
     def baseline(self, size: int, *, is_float64: bool) -> CheckedRun:
         """Return the run without a restart with so many replicas.
 
         Raises:
-            Problem: It has no end, or nothing that could be restarted.
+            Problem: It has no end.
         """
         route = route_without_restart(size, is_float64=is_float64)
         if route not in self._baselines:
             self._baselines[route] = self.run(route)
         return self._baselines[route]
 
-    def first_baselines(self, size: int, *, is_float64: bool) -> list[CheckedRun]:
-        """Return two runs without a restart, the first one for what is asked later.
+    def two_baselines(self, size: int, *, is_float64: bool) -> list[CheckedRun]:
+        """Return two runs without a restart, to see what differs by itself.
 
         Raises:
-            Problem: One has no end, or nothing that could be restarted.
+            Problem: One has no end.
         """
         route = route_without_restart(size, is_float64=is_float64)
         runs = list(self.run_each([route, route]))
-        base = self._baselines[route] = runs[0]
-        self.loops, self.boundaries = loops_of(base.moments), base.boundaries
-        self._check_has_boundaries()
+        self._baselines[route] = runs[0]
         return runs
 
     def baseline_of(self, route: Route) -> CheckedRun:
@@ -110,16 +103,6 @@ class Trials:
             Problem: It has no end.
         """
         return self.baseline(route.sizes[0], is_float64=route.is_float64)
-
-    def _check_has_boundaries(self) -> None:
-        if not self.boundaries:
-            raise Problem(
-                ExitCode.USAGE,
-                f"{self.engine.source.script.name} has run no loop over an "
-                "AdaptiveDataLoader, and no epoch or step of elasticrun, so there is "
-                "nothing to restart in. Check a script that trains with elasticrun, "
-                "with arguments with which it does.",
-            )
 
     def differences(self, base: CheckedRun, run: CheckedRun) -> list[Mismatch]:
         """Return what differs first: samples, and what does at one moment."""

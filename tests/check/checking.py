@@ -23,6 +23,7 @@ class Checked:
     code: int
     report: dict[str, Any]
     script: Path
+    said: str  # Meanwhile.
 
     @property
     def cause(self) -> dict[str, Any]:
@@ -44,7 +45,8 @@ def check(folder: Path, name: str, *options: object) -> Checked:
         shutil.copy(SCRIPTS / name, script)
     process = run(folder, "--format", "json", *_ordered(options, name))
     assert process.stdout, process.stderr
-    return Checked(process.returncode, json.loads(process.stdout), script)
+    report = json.loads(process.stdout)
+    return Checked(process.returncode, report, script, process.stderr)
 
 
 def _ordered(options: tuple[object, ...], name: str) -> list[object]:

@@ -27,12 +27,21 @@ def test_a_correct_script_through_all_stages(tmp_path: Path) -> None:
     assert found.code == 0, found.report
     stages = [stage["name"] for stage in found.report["stages"]]
     assert stages == ["baseline", "sweep", "replicas", "kill"]
-    assert found.report["num_runs"] > 20
+    num_runs = found.report["num_runs"]
+    assert num_runs <= 10
+    assert f"run {num_runs}: killed after a checkpoint at epoch 0, loop" in found.said
+    assert "the check at most ten times that" in found.said
     script = (SCRIPTS / "correct.py").read_bytes()
     assert everything_in(tmp_path) == {
         "best.pt": b"the user's own",
         "correct.py": script,
     }
+
+
+def test_what_is_seldom_and_correct_is_equal(tmp_path: Path) -> None:
+    limits = ("--max-epochs", 3, "--max-batches", 4)
+    found = check(tmp_path, "corners.py", "--replicas", "1,2", *limits)
+    assert found.code == 0, found.report
 
 
 def test_batch_sizes_are_not_decided_in_a_check(tmp_path: Path) -> None:
@@ -104,6 +113,9 @@ def test_dropout_is_noted_and_not_mistaken_for_a_mistake(tmp_path: Path) -> None
     assert found.code == 0, found.report
     (note,) = found.report["notes"]
     assert "model.0.weight differs by more than rounding without any restart" in note
+    places = ("--at", "0:0:1", "--at", "0:0:2", "--replicas", "1,2,1")
+    found = check(tmp_path, "dropout.py", *places, "--max-epochs", 1)
+    assert found.code == 0, found.report
 
 
 def test_restarts_with_another_number_of_replicas_in_double_precision(

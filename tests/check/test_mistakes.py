@@ -27,7 +27,7 @@ def test_what_replayed_code_changes(tmp_path: Path) -> None:
     places = {(c["how"], c["zone"], c["line"], c["rule"]) for c in causes}
     assert places == {
         ("replayed", "P", found.line_of("net.load_state_dict(first_weights)"), "ER107"),
-        ("replayed", "B", found.line_of("with open("), "ER104"),
+        ("replayed", "B", found.line_of("file.write("), "ER104"),
     }
     names = {cause["zone"]: cause["name"] for cause in causes}
     assert names["P"].startswith("model.")
@@ -67,12 +67,38 @@ def test_what_a_restart_loses(tmp_path: Path) -> None:
     assert causes[0]["rule"]
 
 
+def test_what_the_linter_does_not_see(tmp_path: Path) -> None:
+    (tmp_path / "memory.py").write_text(
+        "_NORMS = []\n\n\ndef norm(net):\n    if not _NORMS:\n"
+        "        _NORMS.append(float(net.weight.norm()))\n    return _NORMS[0]\n"
+    )
+    found = check(tmp_path, "unseen.py", "--at", "1:0:1", *SMALL)
+    assert found.code == 1
+    causes = {
+        (c["how"], c["name"], c["line"]) for c in found.report["results"][0]["causes"]
+    }
+    assert causes >= {
+        ("remade", "words", found.line_of("words = list({")),
+        ("lost", "rng", found.line_of("scale = rng.uniform()")),
+        ("lost", "len(seen)", found.line_of("seen[len(seen)] =")),
+        ("lost", "rows.targets", found.line_of("rows.targets[epoch")),
+        ("lost", "memory._NORMS", 6),
+    }
+
+
 def test_a_script_that_is_not_reproducible_by_itself(tmp_path: Path) -> None:
     found = check(tmp_path, "unseeded.py", *SMALL)
     assert found.code == 3
     assert found.report["difference"]["name"].startswith(("model.", "optimizer."))
     assert "two runs without any restart differ" in found.report["problem"]
-    assert found.report["num_runs"] == 2
+    detail = found.report["detail"].splitlines()
+    line = found.line_of("random.random() *")
+    assert f"unseeded.py:{line}" in detail
+    line = found.line_of("time.time()")
+    assert detail[-3:-1] == [
+        "the program looks at the clock, which a restart does not set back",
+        f"unseeded.py:{line}",
+    ]
 
 
 def test_a_script_that_fails_only_after_a_restart(tmp_path: Path) -> None:

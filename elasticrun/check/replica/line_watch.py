@@ -42,7 +42,7 @@ class LineWatch:
         self._has_random = any(name.startswith("random.") for name in plan.watched)
         self._last: dict[str, Field] = {}
         self._line: tuple[str, int] | None = None
-        self._clocks: dict[tuple[str, int], bool] = {}  # Whether a line is noted.
+        self._clocks: list[tuple[str, int]] = []  # Lines to be noted.
         self._num_looks = 0
         self._is_looking = False
 
@@ -59,7 +59,7 @@ class LineWatch:
         if event == "c_call" and called in _CLOCKS:
             path = frame.f_code.co_filename
             if is_own_file(path, self._root):
-                self._clocks.setdefault((path, frame.f_lineno), False)
+                self._clocks.append((path, frame.f_lineno))
 
     def _on_call(self, frame: FrameType, *_: Any) -> Any:
         if not is_own_file(frame.f_code.co_filename, self._root):
@@ -88,10 +88,9 @@ class LineWatch:
         if self._num_looks > _MOST_LOOKS:
             self._stop()
             return
-        for (path, line), is_noted in self._clocks.items():
-            if not is_noted:
-                recorder.note("line", field=CLOCK, path=path, line=line)
-                self._clocks[path, line] = True
+        while self._clocks:
+            path, line = self._clocks.pop()
+            recorder.note("line", field=CLOCK, path=path, line=line)
         found = self._read(job, recorder)
         for name, field in found.items():
             # A state is registered as it is, but a variable may come with its value.

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from elasticrun.check.runs.checked_run import CheckedRun
-from elasticrun.check.runs.moments import boundaries_of
 from elasticrun.check.runs.plan import Plan
 from elasticrun.errors import STOPPED
 from elasticrun.launcher.event_loop import EventLoop
@@ -63,7 +62,7 @@ class ActiveRun:
         self._on_change = on_change
         self._hang_timeout = hang_timeout
         self._leg = 0
-        self._forked: list[WaitingReplica] = []  # Of the leg, as far as they are.
+        self._forked: list[WaitingReplica] = []  # Those of this leg.
         self._began_at = 0.0
         self._generation: Generation | None = None
         self._clock = HangClock(None)
@@ -86,19 +85,16 @@ class ActiveRun:
     def abandon(self) -> None:
         """Kill what runs, and let nothing follow."""
         self.is_over = True
-        if len(self._forked) < self._size:
-            discard_all(self._forked)
         if self._generation is not None:
             self._generation.kill()
 
     def _on_forked(self, first_rank: int, replicas: list[WaitingReplica]) -> None:
-        if self.is_over:
-            discard_all(replicas)
-            return
         for each in replicas:
             each.rank += first_rank
         self._forked = sorted([*self._forked, *replicas], key=lambda each: each.rank)
-        if len(self._forked) == self._size:
+        if len(self._forked) == self._size and self.is_over:
+            discard_all(self._forked)
+        elif len(self._forked) == self._size:
             self._start(self._forked)
 
     def _start(self, replicas: list[WaitingReplica]) -> None:
@@ -110,10 +106,7 @@ class ActiveRun:
             self._plan,
             leg=leg,
             until=route.end_of(leg),
-            # It may have stopped later than it was asked to.
-            resumed=boundaries_of(self.run.read_notes(), put_off=True)[-1]
-            if leg
-            else None,
+            resumed=self.run.last_boundary if leg else None,
             is_killed=route.is_killed,
         )
         round_ = Round(leg, size, 0, size, LOOPBACK, replicas[0].ports[0])

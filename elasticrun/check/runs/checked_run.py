@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elasticrun.check.runs.moments import Key, Moment, boundaries_of, moments_of
+from elasticrun.check.runs.moments import Key, Moment, moments_of
 from elasticrun.check.runs.plan import PARAMETERS
 from elasticrun.check.runs.routes import RestartPlace, Route
 from elasticrun.job.trace import read_trace
@@ -55,14 +55,13 @@ class CheckedRun:
         there = self.compared.get(key) if key else None
         return max(1, self.last_leg if there is None else there.leg)
 
-    def read_notes(self) -> list[dict[str, Any]]:
-        """Return the records of all legs that have ended."""
+    def _read_notes(self) -> list[dict[str, Any]]:
         return read_trace(self.folder / "records")
 
     @functools.cached_property
     def notes(self) -> list[dict[str, Any]]:
         """The records of all legs; only complete when these have ended."""
-        return self.read_notes()
+        return self._read_notes()
 
     @functools.cached_property
     def moments(self) -> list[Moment]:
@@ -71,7 +70,17 @@ class CheckedRun:
     @functools.cached_property
     def boundaries(self) -> list[RestartPlace]:
         """The boundaries at which the program might have stopped, in their order."""
-        return boundaries_of(self.notes)
+        return [
+            RestartPlace(*note["place"])
+            for note in self.notes
+            if note["kind"] == "boundary" and not note["is_put_off"]
+        ]
+
+    @property
+    def last_boundary(self) -> RestartPlace:
+        """Where the last leg has stopped, perhaps later than it was asked to."""
+        kinds = [note for note in self._read_notes() if note["kind"] == "boundary"]
+        return RestartPlace(*kinds[-1]["place"])
 
     @functools.cached_property
     def compared(self) -> dict[Key, Moment]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from elasticrun.check.runs.routes import RestartPlace
-
 VARIABLE_PREFIX = "variable:"  # Of a field that stands for a plain variable.
 CLOCK = "clock"  # The field of a line that looks at the time.
 _RESUMING = ("continue", "enter", "begin", "exit")
@@ -74,21 +72,6 @@ def moments_of(notes: Iterable[dict[str, Any]]) -> list[Moment]:
     ]
 
 
-def boundaries_of(
-    notes: Iterable[dict[str, Any]], *, put_off: bool = False
-) -> list[RestartPlace]:
-    """Return the boundaries among what was noted.
-
-    Args:
-        put_off: With those at which a stop is put off, since gradients wait for a step.
-    """
-    return [
-        RestartPlace(*note["place"])
-        for note in notes
-        if note["kind"] == "boundary" and (put_off or not note["is_put_off"])
-    ]
-
-
 def line_changes_of(notes: Iterable[dict[str, Any]]) -> list[LineChange]:
     """Return the lines among what was noted."""
     return [
@@ -102,22 +85,6 @@ def is_of_state(name: str, state: str) -> bool:
     """Return whether a field, or the length of one, is part of a state."""
     bare = name.removeprefix("len(").removesuffix(")")
     return bare == state or bare.startswith((f"{state}.", f"{state}["))
-
-
-def loops_of(moments: Iterable[Moment]) -> list[RestartPlace]:
-    """Return the loops of a run, in their order, each by the end of its last batch."""
-    return [
-        RestartPlace(
-            moment.key.epoch, moment.key.loop, moment.num_batches, moment.key.in_epoch
-        )
-        for moment in moments
-        if moment.key.kind == "leave"
-    ]
-
-
-def epochs_of(moments: Iterable[Moment]) -> list[int]:
-    """Return the numbers of the epochs that were finished."""
-    return [moment.key.epoch for moment in moments if moment.key.kind == "end"]
 
 
 class Replay(NamedTuple):

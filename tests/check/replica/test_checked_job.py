@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 from elasticrun import (
     AdaptiveDataLoader,
+    AdaptiveDataParallel,
     JobStopped,
     Variables,
     remaining_epochs_until,
@@ -23,9 +24,10 @@ from elasticrun import (
 )
 from elasticrun.check.replica.checked_job import CheckedJob
 from elasticrun.check.replica.observing import import_from_copy
-from elasticrun.check.runs.moments import loops_of, moments_of, replays_of
+from elasticrun.check.runs.checked_run import CheckedRun
+from elasticrun.check.runs.moments import moments_of, replays_of
 from elasticrun.check.runs.plan import Limits, Plan
-from elasticrun.check.runs.routes import RestartPlace
+from elasticrun.check.runs.routes import RestartPlace, route_without_restart
 from elasticrun.job.trace import read_trace
 from elasticrun.testing import Settings, use_job
 
@@ -52,6 +54,11 @@ def train(num_epochs: int) -> list[list[list[int]]]:
         counts.epochs += 1
         epochs.append([batch.tolist() for (batch,) in loader])
     return epochs
+
+
+def boundaries_of(plan: Plan) -> list[str]:
+    run = CheckedRun(route_without_restart(1), Path(plan.records).parent)
+    return list(map(str, run.boundaries))
 
 
 def test_epochs_that_were_cut_do_not_come_back(plan: Plan) -> None:
@@ -108,13 +115,53 @@ def test_batches_are_counted_over_a_restart(plan: Plan) -> None:
         with contextlib.suppress(JobStopped), use_job(CheckedJob(own)):
             step()
     moments = moments_of(read_trace(plan.records))
-    assert [loop.batch for loop in loops_of(moments)] == [2, 3, 3, 3]
+    ends = [m.num_batches for m in moments if m.key.kind == "leave"]
+    assert ends == [2, 3, 3, 3]
+    assert boundaries_of(plan)[-1] == "after0:3:3"
     kinds = [m.key.kind for m in moments if m.key.loop >= 0]
     assert kinds == [
         "enter", "leave", "enter", "leave", "enter",
         "skip", "skip", "continue", "leave", "enter",
         "skip", "skip", "skip", "continue", "leave",
     ]  # fmt: skip
+
+
+def test_only_boundaries_that_a_program_comes_to_are_noted(plan: Plan) -> None:
+    with use_job(CheckedJob(plan)):
+        loader = AdaptiveDataLoader(TensorDataset(torch.arange(9)), 3)
+        for epoch in remaining_epochs_until(2):
+            if epoch:
+                break  # No boundary is at the end of this epoch.
+            for _ in loader:
+                if loader.batch_index:
+                    break
+            for _ in loader:
+                break
+    assert boundaries_of(plan) == ["0:0:1", "0:end"]
+
+
+def test_a_stop_that_is_put_off_comes_where_the_gradients_are_used(plan: Plan) -> None:
+    def step() -> None:
+        net = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        model = AdaptiveDataParallel(net, optimizer)
+        loader = AdaptiveDataLoader(TensorDataset(torch.ones(12, 1)), 3)
+        for number, (x,) in loader.enumerate():
+            model(x).mean().backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    plan = replace(plan, limits=Limits(0, 0))
+    first = RestartPlace(0, 0, 1, False)
+    with pytest.raises(JobStopped), use_job(CheckedJob(replace(plan, until=first))):
+        step()
+    run = CheckedRun(route_without_restart(1), Path(plan.records).parent)
+    assert str(run.last_boundary) == "after0:0:2"
+    own = replace(plan, leg=1, resumed=run.last_boundary)
+    with use_job(CheckedJob(own)):
+        step()
+    assert boundaries_of(plan) == ["after0:0:2", "after0:0:4"]
 
 
 def test_what_a_replay_changes_is_noted(plan: Plan) -> None:
@@ -127,7 +174,8 @@ def test_what_a_replay_changes_is_noted(plan: Plan) -> None:
     with use_job(CheckedJob(replace(plan, leg=1, resumed=RestartPlace(1, 0, 2)))):
         train(9)
     moments = moments_of(read_trace(plan.records))
-    assert list(map(str, loops_of(moments))) == ["0:0:3", "1:0:3"]
+    epoch = ["{0}:0:1", "{0}:0:2", "{0}:0:3", "{0}:end"]
+    assert boundaries_of(plan) == [each.format(e) for e in (0, 1) for each in epoch]
     (replay,) = replays_of(moments)
     assert replay.stopped.fields["variables.epochs"] == 2
     assert replay.resumed.fields["variables.epochs"] == 3

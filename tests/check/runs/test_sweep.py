@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 from elasticrun.check.runs.routes import RestartPlace
-from elasticrun.check.runs.sweep import middle_of, places_to_try
-
-LOOPS = [RestartPlace(epoch, loop, 4) for epoch in range(3) for loop in range(2)]
+from elasticrun.check.runs.sweep import places_to_try, spread
 
 
-def test_a_sweep_restarts_at_the_edges_of_loops() -> None:
-    places = places_to_try([*LOOPS, RestartPlace(3, 0, 2, False)], [0, 1, 2])
-    texts = list(map(str, places))
-    assert {"0:0:1", "0:0:3", "0:0:4", "0:1:1", "2:1:4", "0:end", "2:end"} <= set(texts)
-    assert {"after3:0:1", "after3:0:2"} <= set(texts)
-    assert len(set(texts)) == len(texts)
-    assert texts == list(
-        map(str, places_to_try([*LOOPS, RestartPlace(3, 0, 2, False)], [0, 1, 2]))
-    )
+def in_loop(
+    epoch: int, loop: int, num: int, *, outside: bool = False
+) -> list[RestartPlace]:
+    return [RestartPlace(epoch, loop, k + 1, not outside) for k in range(num)]
 
 
-def test_the_middle_of_a_training() -> None:
-    assert middle_of([RestartPlace(0, 0, 0), *LOOPS], 0.0) == RestartPlace(0, 0, 2)
-    assert middle_of(LOOPS, 0.5) == RestartPlace(1, 1, 2)
-    assert middle_of(LOOPS, 1.0) == RestartPlace(2, 1, 2)
+def end(epoch: int) -> list[RestartPlace]:
+    return [RestartPlace(epoch, -1, 0)]
+
+
+def texts(*parts: list[RestartPlace]) -> list[str]:
+    return list(map(str, places_to_try([place for part in parts for place in part])))
+
+
+def test_a_sweep_restarts_at_each_edge_of_loops_and_at_ends_of_epochs() -> None:
+    epochs = [in_loop(e, 0, 4) + in_loop(e, 1, 4) + end(e) for e in range(3)]
+    assert texts(*epochs, in_loop(3, 0, 2, outside=True)) == [
+        "0:0:1", "0:1:3", "0:end", "2:0:4", "2:1:1", "2:end", "after3:0:1",
+    ]  # fmt: skip
+    one_loop = [in_loop(e, 0, 4) + end(e) for e in range(3)]
+    assert texts(*one_loop) == ["0:0:1", "0:0:4", "0:end", "2:0:3", "2:end"]
+
+
+def test_a_sweep_restarts_only_where_a_run_came_to() -> None:
+    left_at_once = [in_loop(0, 0, 4), end(0), in_loop(1, 0, 1), end(1), end(2)]
+    assert texts(*left_at_once) == ["0:0:1", "0:0:4", "0:end", "1:0:1", "2:end"]
+    assert texts(end(0), end(1), end(2)) == ["0:end", "2:end"]
+    assert texts() == []
+
+
+def test_boundaries_are_spread_over_the_whole_training() -> None:
+    places = in_loop(0, 0, 8)
+    assert [place.batch for place in spread(places, 3)] == [3, 5, 7]
+    assert spread(places[:2], 3) == places[:2]

@@ -1,6 +1,7 @@
 """Not even two runs without a restart are the same."""
 
 import random
+import time
 
 import torch
 from torch import nn
@@ -25,4 +26,6 @@ for _epoch in remaining_epochs_until(3):
     for x, y in train:
         optimizer.zero_grad()
         (random.random() * nn.functional.mse_loss(model(x), y)).backward()
+        if time.time() < 0:
+            break
         optimizer.step()

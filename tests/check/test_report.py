@@ -1,0 +1,19 @@
+"""What a check says of what it has found."""
+
+from __future__ import annotations
+
+from elasticrun.check.comparing import Mismatch
+from elasticrun.check.report import ExitCode, Report, Result, as_text
+from elasticrun.check.runs.routes import RestartPlace, Route, route_without_restart
+
+
+def test_what_differs_without_a_restart_is_not_blamed_on_restarts() -> None:
+    found = [Mismatch("optimizer.lr", 0.1, 0.2)]
+    one, two = (route_without_restart(size) for size in (1, 2))
+    by_size = Result(two, found, [], [], one)
+    text = as_text(Report(ExitCode.DIFFERENT, results=[by_size]))
+    assert "different without any restart, from 1 to 2 replicas" in text
+    assert "different: another number of replicas changes the outcome (1 found)" in text
+    by_restart = Result(Route((1, 1), (RestartPlace(0, 0, 1),)), found, [], [])
+    text = as_text(Report(ExitCode.DIFFERENT, results=[by_size, by_restart]))
+    assert "different: restarts change the outcome (2 found)" in text
