@@ -58,9 +58,12 @@ def _serve(launcher: socket.socket, before: dict[str, str], *, is_bare: bool) ->
     now = environment.variables()
     changed = None if is_bare else environment.changes(before, now)
     while True:
-        data, descriptors, _, _ = socket.recv_fds(
-            launcher, MAX_MESSAGE, _MOST_DESCRIPTORS
-        )
+        try:
+            data, descriptors, _, _ = socket.recv_fds(
+                launcher, MAX_MESSAGE, _MOST_DESCRIPTORS
+            )
+        except ConnectionResetError:  # It went before it had read all answers.
+            break
         if not data:
             break
         order = json.loads(data)
