@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from elasticrun.check.runs.routes import RestartPlace
 
 _EDGES = (0, -2, -1)  # The first boundary of a loop, the last but one and the last.
-_MOST_LOOPS = 2  # Of one epoch, or outside of epochs.
+_MOST_LOOPS = 2  # Of the first epoch, and outside of epochs.
 
 
 def places_to_try(boundaries: Sequence[RestartPlace]) -> list[RestartPlace]:
     """Return the boundaries where mistakes show, in their order.
 
-    Of each kind of loop one, in the first and the last epoch and outside of epochs: its
-    first batch, its last but one or its last, in turns; and two ends of epochs.
+    The first batch of a loop, the last but one and the last, each of another loop if
+    there are as many: of two in the first epoch, of one in the last, of some outside of
+    epochs. And the ends of the first and the last epoch.
     """
     loops: dict[RestartPlace, list[RestartPlace]] = {}
     for place in boundaries:
@@ -23,11 +24,9 @@ def places_to_try(boundaries: Sequence[RestartPlace]) -> list[RestartPlace]:
     ends = [loop for loop in loops if loop.is_end]
     inside = [loop for loop in loops if loop.in_epoch and not loop.is_end]
     first = [loop for loop in inside if loop.epoch == inside[0].epoch]
-    last = [loop for loop in inside if loop.epoch == inside[-1].epoch]
     outside = [loop for loop in loops if not loop.in_epoch]
-    chosen = list(
-        dict.fromkeys(first[:_MOST_LOOPS] + last[-_MOST_LOOPS:] + outside[:_MOST_LOOPS])
-    )
+    some = first[:_MOST_LOOPS] + inside[-1:] + outside[:_MOST_LOOPS]
+    chosen = list(dict.fromkeys(some))
     tried = {*ends[:1], *ends[-1:]}
     num_edges = max(len(chosen), len(_EDGES)) if chosen else 0
     for number, loop in enumerate(itertools.islice(itertools.cycle(chosen), num_edges)):

@@ -23,7 +23,7 @@ def texts(*parts: list[RestartPlace]) -> list[str]:
 def test_a_sweep_restarts_at_each_edge_of_loops_and_at_ends_of_epochs() -> None:
     epochs = [in_loop(e, 0, 4) + in_loop(e, 1, 4) + end(e) for e in range(3)]
     assert texts(*epochs, in_loop(3, 0, 2, outside=True)) == [
-        "0:0:1", "0:1:3", "0:end", "2:0:4", "2:1:1", "2:end", "after3:0:1",
+        "0:0:1", "0:1:3", "0:end", "2:1:4", "2:end", "after3:0:1",
     ]  # fmt: skip
     one_loop = [in_loop(e, 0, 4) + end(e) for e in range(3)]
     assert texts(*one_loop) == ["0:0:1", "0:0:4", "0:end", "2:0:3", "2:end"]
