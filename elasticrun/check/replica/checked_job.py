@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Any
 
-from elasticrun.check.replica.recorder import Recorder, write_parameters
+from elasticrun.check.replica.recorder import Recorder, last_boundary, write_parameters
 from elasticrun.check.runs.plan import Plan
 from elasticrun.check.runs.routes import RestartPlace
 from elasticrun.checkpoint.position import Position
@@ -46,6 +46,7 @@ class CheckedJob(Job):
             ),
         )
         self.recorder = Recorder(plan) if self.rank == 0 else None
+        self._stopped = last_boundary(plan)
         self._num_epochs_cut = 0
         self._at = RestartPlace(0, 0, 0, False)
         self.note("start")
@@ -92,7 +93,7 @@ class CheckedJob(Job):
     def begin_loop(
         self, loader: LoopedLoader, where: str, *, start: int = 0
     ) -> Position | None:
-        stopped = self._plan.resumed if self.progress.is_replaying else None
+        stopped = self._stopped if self.progress.is_replaying else None
         epoch, loop, in_epoch = self.progress.place
         position = super().begin_loop(loader, where, start=start)
         kind = "skip"

@@ -17,6 +17,7 @@ from elasticrun.check.replica.fields import (
 from elasticrun.check.replica.file_watch import FileWatch, changes, flush_opened_files
 from elasticrun.check.replica.variables import plain_variables
 from elasticrun.check.runs.plan import PARAMETERS, Plan
+from elasticrun.check.runs.routes import RestartPlace
 from elasticrun.checkpoint.files.durable import open_append
 from elasticrun.checkpoint.states.metrics import MetricState, find_metrics
 from elasticrun.checkpoint.states.state import BaseState
@@ -86,6 +87,15 @@ class Recorder:
 
     def close(self) -> None:
         self._file.close()
+
+
+def last_boundary(plan: Plan) -> RestartPlace | None:
+    """Return where the leg before stopped, perhaps later than it was asked to."""
+    notes = Path(plan.records) / f"{plan.leg - 1}-0.jsonl"
+    lines = notes.read_text().splitlines() if plan.leg else []
+    # Not all of them are read as JSON: what is noted at a moment may be long.
+    own = [line for line in lines if line.startswith('{"kind": "boundary"')]
+    return RestartPlace(*json.loads(own[-1])["place"]) if own else None
 
 
 def write_parameters(plan: Plan, job: Job) -> None:

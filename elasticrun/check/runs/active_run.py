@@ -106,7 +106,6 @@ class ActiveRun:
             self._plan,
             leg=leg,
             until=route.end_of(leg),
-            resumed=self.run.last_boundary if leg else None,
             is_killed=route.is_killed,
         )
         round_ = Round(leg, size, 0, size, LOOPBACK, replicas[0].ports[0])

@@ -55,13 +55,10 @@ class CheckedRun:
         there = self.compared.get(key) if key else None
         return max(1, self.last_leg if there is None else there.leg)
 
-    def _read_notes(self) -> list[dict[str, Any]]:
-        return read_trace(self.folder / "records")
-
     @functools.cached_property
     def notes(self) -> list[dict[str, Any]]:
         """The records of all legs; only complete when these have ended."""
-        return self._read_notes()
+        return read_trace(self.folder / "records")
 
     @functools.cached_property
     def moments(self) -> list[Moment]:
@@ -75,12 +72,6 @@ class CheckedRun:
             for note in self.notes
             if note["kind"] == "boundary" and not note["is_put_off"]
         ]
-
-    @property
-    def last_boundary(self) -> RestartPlace:
-        """Where the last leg has stopped, perhaps later than it was asked to."""
-        kinds = [note for note in self._read_notes() if note["kind"] == "boundary"]
-        return RestartPlace(*kinds[-1]["place"])
 
     @functools.cached_property
     def compared(self) -> dict[Key, Moment]:

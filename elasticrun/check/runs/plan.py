@@ -40,7 +40,6 @@ class Plan:
         checkpoints: Where the job keeps its checkpoints, whatever the program says.
         leg: The number of this generation in its run, from 0.
         until: Where it stops; None to run to the end.
-        resumed: Where the one before stopped; None in the first.
         is_killed: Whether it saves there, and is killed a boundary later.
         is_float64: Whether the program computes in double precision.
         watched: Fields, files and variables of which the lines are sought that
@@ -55,7 +54,6 @@ class Plan:
     leg: int
     limits: Limits = Limits()
     until: RestartPlace | None = None
-    resumed: RestartPlace | None = None
     is_killed: bool = False
     is_float64: bool = False
     watched: tuple[str, ...] = ()
@@ -67,10 +65,7 @@ class Plan:
 
 def decode_plan(values: Mapping[str, Any]) -> Plan:
     """Return the plan that `encode` made these values from."""
-    places = {
-        name: None if values[name] is None else RestartPlace(*values[name])
-        for name in ("until", "resumed")
-    }
+    until = None if values["until"] is None else RestartPlace(*values["until"])
     lists = {name: tuple(values[name]) for name in ("guarded", "watched")}
     limits = Limits(**values["limits"])
-    return Plan(**{**values, **lists, **places, "limits": limits})
+    return Plan(**{**values, **lists, "until": until, "limits": limits})
