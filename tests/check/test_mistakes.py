@@ -111,6 +111,18 @@ def test_a_script_that_fails_only_after_a_restart(tmp_path: Path) -> None:
     assert found.report["command"][2:4] == ["--at", "0:1:1"]
 
 
+def test_a_place_that_is_missed_only_after_a_restart(tmp_path: Path) -> None:
+    (tmp_path / "early.py").write_text(
+        "import torch\nfrom torch.utils.data import TensorDataset\n"
+        "from elasticrun import AdaptiveDataLoader, generation\n\n"
+        "for _ in AdaptiveDataLoader(TensorDataset(torch.arange(32)), 8):\n"
+        "    if generation():\n        break\n"
+    )
+    found = check(tmp_path, "early.py", "--at", "after0:0:1", "--at", "after0:0:3")
+    assert found.code == 1, found.report
+    assert found.report["results"][0]["first"]["name"].startswith("samples of batch")
+
+
 def test_a_script_that_fails_by_itself(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text(
         "import elasticrun\n\nraise ValueError('no data')\n"
