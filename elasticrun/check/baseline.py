@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from elasticrun.check.comparing import Mask
@@ -29,20 +31,20 @@ def samples_of(run: CheckedRun) -> dict[tuple[int, str, int], list[int]]:
 
 def note_what_differs(mask: Mask, base: CheckedRun, again: CheckedRun) -> None:
     """Mask what differs between two runs without a restart."""
-    others = again.compared
     for key, moment in base.compared.items():
-        random = others[key].random if key in others else moment.random
-        mask.unseeded |= {n for n, v in moment.random.items() if random.get(n) != v}
-        other = others[key].variables if key in others else {}
-        mask.noise |= {n for n, v in moment.variables.items() if other.get(n) != v}
-    one, other = base.moments[-1].files, again.moments[-1].files
-    for path in one.keys() & other.keys():
-        if one[path] != other[path] and not mask.hides(path):
-            mask.volatile_files.add(path)
-    only = one.keys() ^ other.keys()
-    for path in only:
-        if sum(_shape(each) == _shape(path) for each in only) > 1:
-            mask.unnamed_files.add(path)
+        other = again.compared.get(key, moment)
+        mask.unseeded |= _differing(moment.random, other.random)
+        mask.noise |= _differing(moment.variables, other.variables)
+        paths = moment.files.keys() & other.files.keys()
+        differing = _differing(moment.files, other.files)
+        mask.volatile_files |= {p for p in differing & paths if not mask.hides(p)}
+        only = moment.files.keys() ^ other.files.keys()
+        shapes = collections.Counter(map(_shape, only))
+        mask.unnamed_files |= {path for path in only if shapes[_shape(path)] > 1}
+
+
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
+    return {name for name, value in one.items() if other.get(name) != value}
 
 
 def _shape(path: str) -> str:

@@ -129,7 +129,9 @@ def _failed(run: CheckedRun, finder: CauseFinder | None) -> Problem:
     assert run.failure is not None
     failure = run.failure.failure
     if failure is not None:
-        text, detail = f"raised {failure.summary}", failure.trace
+        lines = failure.summary.splitlines()  # A worker's has its traceback in it.
+        text = f"raised {' ... '.join(dict.fromkeys([lines[0], lines[-1]]))}"
+        detail = failure.trace
     else:
         text = f"ended with code {run.failure.code}"
         detail = "\n".join(run.output.get(run.failure.rank, [])[-_LAST_LINES:])

@@ -51,7 +51,10 @@ class Recorder:
 
     def note(self, kind: str, **values: Any) -> None:
         line = {"kind": kind, "leg": self._plan.leg, "zone": self.zone, **values}
-        self._file.write(json.dumps(line) + "\n")
+        text = json.dumps(line)
+        if kind != "line":  # A state may hold a path, and each run has its own folder.
+            text = text.replace(self._root, "")
+        self._file.write(f"{text}\n")
 
     def note_moment(self, kind: str, job: Job, **values: Any) -> None:
         """Record the values of everything."""

@@ -1,5 +1,7 @@
 """Nothing wrong, but seldom: once(), late flushes, gradients of two batches, breaks."""
 
+import os
+
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -19,7 +21,7 @@ net = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(net.parameters(), 0.05)
 model = AdaptiveDataParallel(net, optimizer)
 train = AdaptiveDataLoader(TensorDataset(inputs), 8, shuffle=True)
-counts = Variables(steps=0)
+counts = Variables(steps=0, folder=os.getcwd())
 log = None
 if rank() == 0:
     log = open("log.csv", "a")  # noqa: SIM115
