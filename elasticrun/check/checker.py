@@ -131,8 +131,8 @@ class Checker:
                 "does.",
             )
         self._say(
-            f"one run of the shortened script takes {base.seconds:.1f} s; the check "
-            "at most ten times that"
+            f"one run of the shortened script takes {base.seconds:.1f} s, the check "
+            "about ten times that at most"
         )
         note_what_differs(trials.mask, base, again)
         trials.finder = CauseFinder(
