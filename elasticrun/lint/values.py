@@ -130,7 +130,7 @@ class Value:
     def elements(self) -> list[Value]:
         """The elements of a sequence; of a named tuple, its fields."""
         if self.kind != "instance" or self.cls is None:
-            return self.parts if self.kind in ("tuple", "list") else []
+            return [*self.parts] if self.kind in ("tuple", "list") else []
         bases = (base for each in self.cls.lineage() for base in each.bases)
         is_tuple = any(each.name.endswith("NamedTuple") for each in bases)
         return [*self.attrs.values()] if is_tuple else []

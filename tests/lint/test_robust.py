@@ -84,6 +84,7 @@ def test_any_order_of_lines_is_no_trouble(lines: list[tuple[int, str]]) -> None:
         "import elasticrun\nfrom . import y\nfrom .. import z\nfrom .... import w\n",
         "import elasticrun\nclass A(A): pass\nA()\n",
         "import elasticrun\n\0",
+        "import elasticrun\na = [1]\nfor b in a:\n    a.append(b)\n",
         "import elasticrun\nyield 1\nreturn 2\nbreak\n",
     ],
 )
