@@ -62,7 +62,7 @@ STORM = (
     Interruption(0.1, "scale", 2),
     Interruption(0.28, "kill", 1),
     Interruption(0.35, "scale", 3),
-    Interruption(0.86, "stop", 1),
+    Interruption(0.6, "stop", 1),
 )
 KILLED = {1}  # generations, by number
 

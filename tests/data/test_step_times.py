@@ -67,11 +67,11 @@ def test_the_first_batch_and_measured_and_shorter_ones_are_not_timed() -> None:
         assert len(times._times[1, 1, 2.0, 2]) == 11 * (epoch + 1)
     assert list(times._times) == [(1, 1, 2.0, 2)]
     assert times.batch_size == 4
-    longer = AdaptiveDataLoader(Numbers(120), 4)
+    longer = AdaptiveDataLoader(Numbers(140), 4)
     for _ in longer:
         optimizer.step()
     times = longer._state.times
-    assert len(times._times[1, 1, 4.0, 1]) == 28  # Neither 0 nor 25.
+    assert len(times._times[1, 1, 4.0, 1]) == 33  # Neither 0 nor 32.
 
 
 @pytest.mark.usefixtures("job")

@@ -41,7 +41,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(cuda, "Event", lambda: gpu)
     monkeypatch.setattr(cuda, "is_current_stream_capturing", lambda: gpu.is_capturing)
     monkeypatch.setattr(cuda, "synchronize", lambda: gpu.said.append("waited"))
-    monkeypatch.setattr(gpu_work, "_PASSING_SECONDS", 0.01)
     return gpu
 
 
@@ -64,8 +63,10 @@ def test_it_waits_for_nobody_who_has_died(gpu: Gpu) -> None:
 
 @pytest.mark.parametrize("is_waiting", [False, True])
 def test_it_is_known_what_was_passed_before_the_abort(
-    gpu: Gpu, is_waiting: bool
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, is_waiting: bool
 ) -> None:
+    if is_waiting:
+        monkeypatch.setattr(gpu_work, "_PASSING_SECONDS", 0.01)
     work = GpuWork(check=lambda: None, abort=gpu.abort)
     mark = work.mark()
     gpu.is_waiting = is_waiting

@@ -33,14 +33,20 @@ def test_it_is_that_of_exact_gradients(kind: str, size: int | None) -> None:
 
 
 class Training:
-    """A network that is trained by a loop over 60 samples, and does not move."""
+    """A network that is trained by a loop over some samples, and does not move."""
 
-    def __init__(self, net: nn.Module, batch_size: int = 2, **options: Any) -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        batch_size: int = 2,
+        num_samples: int = 60,
+        **options: Any,
+    ) -> None:
         self.net = net
         self.optimizer = torch.optim.SGD(net.parameters(), 0.0)
         self.model = AdaptiveDataParallel(net, self.optimizer, measure_noise=True)
         self.loader = AdaptiveDataLoader(
-            TensorDataset(*samples(60)), batch_size, **options
+            TensorDataset(*samples(num_samples)), batch_size, **options
         )
 
     def backward(self, x: torch.Tensor, y: torch.Tensor, *, zeroes: bool) -> None:
@@ -57,8 +63,8 @@ class Training:
 
 @pytest.mark.usefixtures("job")
 @pytest.mark.parametrize("size", [None, 1])
-def test_one_batch_in_25_is_measured(size: int | None) -> None:
-    training = Training(network(), max_local_batch_size=size)
+def test_one_batch_in_32_is_measured(size: int | None) -> None:
+    training = Training(network(), num_samples=80, max_local_batch_size=size)
     hooked = set()
     num_iterations = 0
     for x, y in training.loader:
@@ -69,8 +75,8 @@ def test_one_batch_in_25_is_measured(size: int | None) -> None:
             hooked.add(training.loader.batch_index)
     assert training.model.noise.num_steps == 2
     if size is None:
-        assert hooked == {0, 25}
-        assert num_iterations == 30 + 2  # Those two came in two micro-batches each.
+        assert hooked == {0, 32}
+        assert num_iterations == 40 + 2  # Those two came in two micro-batches each.
 
 
 @pytest.mark.usefixtures("job", "each_step")
