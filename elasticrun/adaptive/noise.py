@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-MEASURED_EACH = 32  # Global batches: what is measured costs time, at most 3 %.
+MEASURED_EACH = 32  # Global batches: what is measured costs time.
 _FEWEST = 8  # Steps whose spread says something.
 _NUM_ERRORS = 2.0  # Standard errors within which a number may as well be 0.
 
