@@ -79,9 +79,14 @@ def batches(train: Any) -> Any:
             yield epoch * 5 + train.batch_index, batch
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    on_batch: Callable[[int], object] = lambda _: None,
+) -> None:
     """Train as most programs do; a replica may die in the forward, or after a step."""
     for batch, (inputs, targets) in batches(loader()):
+        on_batch(batch)
         optimizer.zero_grad()
         loss = F.mse_loss(model(inputs), targets)
         maybe_die("forward", batch)
@@ -201,14 +206,7 @@ def logged() -> dict[str, Any]:
     model = AdaptiveDataParallel(net, optimizer)
     log = LogFile("log.csv")
     log.write("a header\n")
-    for batch, (inputs, targets) in batches(loader()):
-        log.write(f"{batch}\n")
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(inputs), targets)
-        maybe_die("forward", batch)
-        loss.backward()
-        optimizer.step()
-        maybe_die("step", batch)
+    train(model, optimizer, lambda batch: log.write(f"{batch}\n"))
     return net.state_dict() | {"log": log.path.read_text()}
 
 
