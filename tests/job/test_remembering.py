@@ -6,6 +6,7 @@ import io
 import json
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 import torchmetrics
 from torch import nn
 
+import elasticrun
 from elasticrun import (
     Accumulator,
     AdaptiveDataLoader,
@@ -28,7 +30,7 @@ from elasticrun.checkpoint.states.state import BaseState, CannotRescueError
 from elasticrun.job.current import current_job
 from elasticrun.job.noise import NoiseRecord, StepPart
 from elasticrun.job.rescue import remember
-from elasticrun.testing import Job
+from elasticrun.testing import Job, run_generation
 
 Change = Callable[[], Any]
 
@@ -399,3 +401,30 @@ def test_what_each_replica_has_of_its_own_cannot_be_remembered(job: Job) -> None
         state = kind()
         with pytest.raises(CannotRescueError, match="each replica has a part"):
             remember(state)
+
+
+class Own(State):
+    """What each replica has of its own, so that nobody can save it alone."""
+
+    is_per_replica = True
+
+    def save(self, fileobj: Any) -> None:
+        pass
+
+    def load(self, fileobj: Any) -> None:
+        pass
+
+
+def on_at_boundaries(directory: str) -> list[bool]:
+    elasticrun.init(directory, rescue="always")
+    Own("own")
+    rescue = elasticrun.current_job().rescue
+    assert rescue is not None
+    loader = AdaptiveDataLoader(range(4), 2)
+    return [rescue.is_on, *(rescue.is_on for _ in loader)]
+
+
+def test_a_survivor_may_say_why_there_is_no_rescue(tmp_path: Path) -> None:
+    """So a launcher waits for one, from the first boundary on."""
+    expected = [False, False, True]
+    assert run_generation(on_at_boundaries, 2, str(tmp_path)) == [expected] * 2
