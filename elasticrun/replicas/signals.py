@@ -181,6 +181,23 @@ def handled_stop_signals() -> frozenset[int]:
     return frozenset() if _active is None else frozenset(_active._previous)
 
 
+def take_no_more_stop_signals() -> None:
+    """Let stop signals do nothing from now on, but for a program's own handlers.
+
+    For a replica whose program is at its end: its launcher hears of them as well, and
+    one that died while it ends would seem to have crashed.
+    """
+    for number in BY_SIGNAL:
+        handler = signal.getsignal(number)
+        is_ours = isinstance(getattr(handler, "__self__", None), SignalPipe)
+        if is_ours or handler in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, _do_nothing)  # What it starts does not inherit this.
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """Handle a signal."""
+
+
 def _is_free(number: int, caught: int) -> bool:
     """Return whether a signal does what it does by default.
 

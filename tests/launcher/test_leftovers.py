@@ -97,6 +97,46 @@ def test_signals_that_come_at_the_end_do_not_change_the_code(stage: Stage) -> No
         assert "Traceback" not in job.events
 
 
+ENDS_SLOWLY = """
+import atexit, os, pathlib, sys, time
+import torch
+import elasticrun
+
+stage = pathlib.Path(sys.argv[1])
+
+@atexit.register
+def linger():
+    (stage / "pid").write_text(str(os.getpid()))
+    (stage / "marks" / "ends").touch()
+    while not (stage / "marks" / "go").exists():
+        time.sleep(0.01)
+
+loader = elasticrun.AdaptiveDataLoader(torch.arange(8), 2)
+# From now on there is a job, which is closed before `linger` is called.
+for _ in elasticrun.remaining_epochs_until(2):
+    for _ in loader:
+        if "stop" in sys.argv:
+            elasticrun.request_stop()
+"""
+
+
+@pytest.mark.parametrize("end", ["stop", "finish"])
+def test_a_signal_to_a_replica_that_has_saved_is_no_crash(
+    stage: Stage, end: str
+) -> None:
+    """Slurm sends another one while what got the first one is ending."""
+    script = stage.root / "script.py"
+    script.write_text(ENDS_SLOWLY)
+    arguments = ("--replicas", 1, "--", stage.root, end)
+    with running(stage, *arguments, script=script) as job:
+        wait_until(lambda: stage.has("ends"), "its end")
+        os.kill(int((stage.root / "pid").read_text()), signal.SIGTERM)
+        stage.mark("go")
+        assert job.wait() == (75 if end == "stop" else 0), job.events
+    assert "killed" not in job.events
+    assert ("stopped by itself" if end == "stop" else "finished after") in job.events
+
+
 def test_a_second_signal_ends_everything_at_once(stage: Stage) -> None:
     with running(stage, "--replicas", 2, "--", "--hold", "0:9", "--workers", 1) as job:
         job.wait_until_held(0, 2)

@@ -38,6 +38,7 @@ from elasticrun.replicas.process_end import (
     flush_files,
     wait_for_threads,
 )
+from elasticrun.replicas.signals import take_no_more_stop_signals
 from elasticrun.replicas.wire import Channel, Message, to_line
 
 _LAUNCHER = str(Path(__file__).parents[1])
@@ -95,6 +96,7 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
     reporter = Reporter(channel, on_begun=on_begun)
     reporter.start()
     code = _run(lambda: _program(order, hold), channel, reporter, hold)
+    take_no_more_stop_signals()
     code = _end_threads(code)
     reporter.end()
     end = to_line(
