@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from elasticrun.lint.options import (
     ConfigurationError,
@@ -18,6 +19,9 @@ from elasticrun.lint.options import (
 )
 from elasticrun.lint.rules.table import RETIRED, RULES
 
+if TYPE_CHECKING:
+    from elasticrun.lint.engine import LintResult
+
 CLEAN, FOUND, COULD_NOT = 0, 1, 2
 _PAGES = Path(__file__).with_name("pages")
 FORMATS = ("text", "concise", "json", "github")
@@ -25,7 +29,10 @@ FORMATS = ("text", "concise", "json", "github")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `elasticrun lint`."""
-    parser.add_argument("paths", nargs="+", metavar="PATH", help="files or folders")
+    parser.add_argument(
+        "paths", nargs="+", metavar="PATH",
+        help="files, notebooks or folders; - for standard input",
+    )  # fmt: skip
     parser.add_argument("--format", choices=FORMATS, default="text")
     parser.add_argument(
         "--select", type=_codes, default=(), metavar="CODES",
@@ -42,6 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--explain-zones", action="store_true", help="print the zone of each line"
     )
+    parser.add_argument(
+        "--statistics", action="store_true", help="how often each rule found something"
+    )
+    parser.add_argument(
+        "--stdin-filename", type=Path, default=Path("stdin.py"), metavar="PATH",
+        help="what to call standard input, and where it would stand",
+    )  # fmt: skip
     parser.add_argument(
         "--isolated", action="store_true", help="do not read pyproject.toml"
     )
@@ -75,35 +89,59 @@ def _collecting_rarely() -> Iterator[None]:
 
 
 def _lint(options: argparse.Namespace) -> int:
-    from elasticrun.lint.editing import patch
-    from elasticrun.lint.engine import lint_paths
-    from elasticrun.lint.report import concise, explain, problem_line, report
+    from elasticrun.lint.report import concise, problem_line
 
-    paths = [Path(each) for each in options.paths]
     try:
-        chosen = _chosen(options, paths)
-    except ConfigurationError as error:
+        result = _result(options)
+    except (ConfigurationError, SyntaxError, ValueError) as error:
         _complain(f"elasticrun lint: {error}")
         return COULD_NOT
-    result = lint_paths(paths, chosen)
-    if options.explain_zones:
-        output = "\n".join(explain(program) for program in result.programs)
-    elif options.diff:
-        output = "".join(
-            patch(os.path.relpath(module.name), module.text, edits)
-            for module, edits in result.edits
-        ).removesuffix("\n")
-        for finding in result.findings:
-            _complain(concise(finding))
-    else:
-        output = report(result, options.format)
+    output = _output(result, options)
     if output:
         _say(output)
+    if options.diff:
+        for finding in result.findings:
+            _complain(concise(finding))
     for problem in result.problems:
         _complain(problem_line(problem))
     if result.problems:
         return COULD_NOT
     return FOUND if result.findings and not options.explain_zones else CLEAN
+
+
+def _result(options: argparse.Namespace) -> LintResult:
+    """Lint what is asked for.
+
+    Raises:
+        ConfigurationError: A setting is wrong.
+        SyntaxError, ValueError: Standard input cannot be read.
+    """
+    from elasticrun.lint.engine import lint_paths, lint_text
+    from elasticrun.lint.project import decode
+
+    if options.paths == ["-"]:
+        path = options.stdin_filename
+        chosen = _chosen(options, [path])
+        return lint_text(decode(sys.stdin.buffer.read()), str(path), chosen)
+    paths = [Path(each) for each in options.paths]
+    return lint_paths(paths, _chosen(options, paths))
+
+
+def _output(result: LintResult, options: argparse.Namespace) -> str:
+    from elasticrun.lint.editing import patch
+    from elasticrun.lint.report import explain, report, statistics
+
+    if options.explain_zones:
+        return "\n".join(explain(program) for program in result.programs)
+    if options.diff:
+        patches = (
+            patch(os.path.relpath(module.name), module.text, edits)
+            for module, edits in result.edits
+        )
+        return "".join(patches).removesuffix("\n")
+    if options.statistics:
+        return statistics(result.findings)
+    return report(result, options.format)
 
 
 def _chosen(options: argparse.Namespace, paths: list[Path]) -> LintOptions:

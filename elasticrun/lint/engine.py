@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,13 @@ from elasticrun.lint.rules.suppressions import ER001, is_suppressed, unused
 from elasticrun.lint.rules.table import CHECKS
 from elasticrun.lint.walk.walker import walk_through
 
+# What a line, or what is said of it, shows of syntax that a version of Python brought.
+_SYNTAX = {
+    (3, 11): r"\bexcept\s*\*",
+    (3, 12): r"^f-string|^\s*type\s+\w+.*=|^\s*(?:async\s+def|def|class)\s+\w+\[",
+    (3, 14): r"\bt['\"]|^\s*except\s+[\w.]+\s*,",
+}
+
 
 class LintProblem(NamedTuple):
     """A file that could not be linted, and why."""
@@ -25,6 +34,7 @@ class LintProblem(NamedTuple):
     path: str
     line: int
     message: str
+    cell: int | None = None
 
 
 class LintResult(NamedTuple):
@@ -44,26 +54,33 @@ class LintResult(NamedTuple):
 def lint_paths(paths: Iterable[Path], options: LintOptions | None = None) -> LintResult:
     """Lint files, and all Python files below folders."""
     project = Project()
+    options = options or LintOptions()
     result = LintResult([], [], [], [], [])
     for path in paths:
         if not path.exists():
             text = "does not exist. Check the path, relative to the current folder."
             result.problems.append(LintProblem(str(path), 1, text))
             continue
-        for file in python_files(path):
+        for file in python_files(path, options.excludes):
             module = project.load(file, str(file))
             if module is None:
                 text = "cannot be read as Python source in the encoding it declares."
+                if file.suffix == ".ipynb":
+                    text = "cannot be read as a notebook of Jupyter's."
                 result.problems.append(LintProblem(str(file), 1, text))
             else:
                 result.modules.append(module)
-    return _lint(project, options or LintOptions(), result)
+    return _lint(project, options, result)
 
 
 def lint_text(
     text: str, name: str = "script.py", options: LintOptions | None = None
 ) -> LintResult:
-    """Lint one program that stands in no file."""
+    """Lint one program that stands in no file, or not as it is there.
+
+    Raises:
+        ValueError: The name is that of a notebook, and the text is none.
+    """
     module = Module(Path(name).absolute(), name, text)
     project = Project()
     project.modules[module.path] = module
@@ -103,7 +120,8 @@ def _in_plain(
     edits = conversion.edits_of(tree) if tree is not None else []
     if tree is None or not edits:
         return
-    result.edits.append((module, edits))
+    if module.cells is None:  # A patch of a notebook would be one of its JSON.
+        result.edits.append((module, edits))
     yield from conversion.findings(module, edits)
     Application(edits).visit(tree)
     program = Walked(walk_through(project, options, module))
@@ -149,10 +167,27 @@ def _parsed(module: Module, result: LintResult) -> ast.Module | None:
     """Return a file's tree; note why it cannot be parsed."""
     tree = module.parse()
     if module.error is not None:
-        text = f"cannot be parsed: {module.error.msg}."
         line = module.error.lineno or 1
-        result.problems.append(LintProblem(module.name, line, text))
+        newer = _newer(module.error, module.line(line))
+        text = f"cannot be parsed: {module.error.msg}.{newer}"
+        cell = None
+        if module.cells is not None:
+            cell, line = module.cells.place(line)
+        result.problems.append(LintProblem(module.name, line, text, cell))
     return tree
+
+
+def _newer(error: SyntaxError, line: str) -> str:
+    """Return which Python a line needs, if its syntax is newer than this one's."""
+    own = sys.version_info[:2]
+    for version, syntax in _SYNTAX.items():
+        if version > own and re.search(syntax, f"{error.msg}\n{line}", re.MULTILINE):
+            needed = ".".join(map(str, version))
+            return (
+                f" It looks like syntax of Python {needed}, and this is Python "
+                f"{own[0]}.{own[1]}: run the linter with Python {needed} or later."
+            )
+    return ""
 
 
 # What is left of the findings.
@@ -168,7 +203,7 @@ def _reported(
     for finding in found:
         if is_suppressed(finding, by_name.get(finding.path), used):
             continue
-        if not options.wants(finding.code):
+        if not options.wants(finding.code, finding.path):
             continue
         if finding.path not in asked_for:
             finding = finding._replace(severity=lowered(finding.severity, 1))
@@ -177,8 +212,9 @@ def _reported(
         best = kept.get(finding.order)
         if best is None or "EWH".index(finding.severity) < "EWH".index(best.severity):
             kept[finding.order] = finding
-    if options.wants(ER001.code):
-        for module in modules:
+    for module in modules:
+        if options.wants(ER001.code, module.name):
             for finding in unused(module, used):
                 kept[finding.order] = finding
-    return [kept[key] for key in sorted(kept)]
+    ordered = (kept[key] for key in sorted(kept))
+    return [each.in_cell(by_name[each.path].cells) for each in ordered]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +24,9 @@ class LintOptions(NamedTuple):
         idempotent: The user's functions that may be replayed.
         non_idempotent: The user's functions that must not be replayed.
         loaders: The user's classes that are loaders like AdaptiveDataLoader.
+        exclude: Patterns of files and folders to pass over where a folder is linted.
+        per_file_ignores: Patterns of files, and the codes not to report there.
+        root: The folder from which these patterns start.
     """
 
     select: tuple[str, ...] = ()
@@ -29,15 +35,37 @@ class LintOptions(NamedTuple):
     idempotent: tuple[str, ...] = ()
     non_idempotent: tuple[str, ...] = ()
     loaders: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    per_file_ignores: Mapping[str, Sequence[str]] = {}
+    root: Path = Path()
 
-    def wants(self, code: str) -> bool:
-        """Return whether findings of a code are reported."""
-        if any(code.startswith(each) for each in self.ignore):
+    def wants(self, code: str, path: str) -> bool:
+        """Return whether findings of a code are reported in a file."""
+        ignored = [*self.ignore]
+        for pattern, codes in self.per_file_ignores.items():
+            if self._is_like(Path(path), [pattern]):
+                ignored += codes
+        if code.startswith(tuple(ignored)):
             return False
-        return not self.select or any(code.startswith(each) for each in self.select)
+        return not self.select or code.startswith(tuple(self.select))
+
+    def excludes(self, path: Path) -> bool:
+        """Return whether a file or folder is passed over."""
+        return self._is_like(path, self.exclude)
+
+    def _is_like(self, path: Path, patterns: Iterable[str]) -> bool:
+        """Return whether a path, or a folder above it, or a name has such a pattern."""
+        if not patterns:
+            return False
+        whole = Path(os.path.relpath(path, self.root))
+        names = {
+            text for each in (whole, *whole.parents) for text in (each.name, str(each))
+        }
+        return any(fnmatch(name, each) for each in patterns for name in names)
 
 
-_LISTS = ("select", "ignore", "idempotent", "non-idempotent", "loaders")
+_LISTS = ("select", "ignore", "idempotent", "non-idempotent", "loaders", "exclude")
+_PER_FILE = "per-file-ignores"
 
 
 def find_pyproject(start: Path) -> Path | None:
@@ -67,7 +95,7 @@ def read_options(path: Path | None) -> LintOptions:
     table: Any = _parse(text, path)
     for key in ("tool", "elasticrun", "lint"):
         table = table.get(key, {}) if isinstance(table, dict) else {}
-    return _options(table, path)
+    return _options(table, path)._replace(root=path.parent)
 
 
 def _options(table: dict[str, Any], path: Path) -> LintOptions:
@@ -77,12 +105,18 @@ def _options(table: dict[str, Any], path: Path) -> LintOptions:
             values[key] = value
         elif key in _LISTS and _is_texts(value):
             values[key.replace("-", "_")] = tuple(value)
+        elif (
+            key == _PER_FILE
+            and isinstance(value, dict)
+            and all(map(_is_texts, value.values()))
+        ):
+            values["per_file_ignores"] = value
         else:
-            known = ", ".join([*_LISTS, "pedantic"])
             raise ConfigurationError(
                 f"{path}: [tool.elasticrun.lint] {key} = {value!r} is not a setting of "
-                f"the linter. Settings are {known}: lists of texts, and pedantic, true "
-                "or false."
+                f"the linter. Settings are {', '.join(_LISTS)}: lists of texts; "
+                f"{_PER_FILE}, a table of such lists by patterns of files; and "
+                "pedantic, true or false."
             )
     return LintOptions(**values)
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import functools
 import io
+import os
 import re
 import sys
 import tokenize
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from elasticrun.lint.notebook import Cells, read_notebook
 
 ELASTIC = re.compile(
     r"\b(elasticrun|adaptdl|remaining_epochs_until|AdaptiveDataLoader)\b"
@@ -20,10 +23,25 @@ _TRAINING = re.compile(
     r"\b(?:torch|elasticrun|adaptdl)\b|epoch|loader|optimizer|scheduler"
 )
 _IGNORE = re.compile(r"#\s*elasticrun:\s*ignore(?:\[(?P<codes>[\w\s,]*)\])?")
+# `from SOURCE import NAMES` and `import NAMES`.
+_IMPORT = re.compile(
+    r"(?:^|[;:])[ \t]*(?:from[ \t]+([.\w]+)[ \t]+)?import\b[ \t]*"
+    r"(?:\(((?:#[^\n]*\n|[^#)])*)\)|((?:[^\n;\\]|\\\r?\n)+))",
+    re.MULTILINE,
+)
+_COMMENT = re.compile(r"#[^\n]*|\\")
 # Never the project's own, whatever lies beside the file.
 _FOREIGN = sys.stdlib_module_names | {"torch", "numpy", "elasticrun", "adaptdl"}
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_SKIPPED = {".git", ".venv", "venv", "__pycache__", "node_modules", "site-packages"}
+_SKIPPED = {
+    ".git",
+    ".ipynb_checkpoints",
+    ".venv",
+    "venv",
+    "__pycache__",
+    "node_modules",
+    "site-packages",
+}
 
 
 class Module:
@@ -31,6 +49,7 @@ class Module:
 
     Attributes:
         name: What the file is called in messages.
+        cells: Where its cells are, if it is a notebook.
         tree: The syntax tree, or None if the file does not parse.
         error: Why it does not parse.
         leads_to_elastic: Whether it is elastic or imports, in any number of steps, a
@@ -40,6 +59,9 @@ class Module:
     def __init__(self, path: Path, name: str, text: str) -> None:
         self.path = path
         self.name = name
+        self.cells: Cells | None = None
+        if path.suffix == ".ipynb":
+            text, self.cells = read_notebook(text)
         self.text = text
         self.error: SyntaxError | None = None
         self.tree: ast.Module | None = None
@@ -111,30 +133,30 @@ def statements_of(node: ast.AST) -> Iterator[ast.AST]:
                     todo.append(inner)
 
 
-def names_imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yield what imports name, those in functions as well, each with its level."""
-    todo = [tree]
-    while todo:
-        for each in statements_of(todo.pop()):
-            if isinstance(each, ast.Import):
-                yield from ((alias.name, 0) for alias in each.names)
-            elif isinstance(each, ast.ImportFrom):
-                source = each.module or ""
-                yield source, each.level
-                for alias in each.names:
-                    yield f"{source}.{alias.name}", each.level
-            elif isinstance(each, _SCOPES):
-                todo.append(each)
+def names_imported(text: str) -> Iterator[tuple[str, int]]:
+    """Yield what imports name, wherever they stand, each with its level.
+
+    By the text: a tree of each file of a large project would take minutes. What looks
+    like an import in a string is one here.
+    """
+    for source, inside, plain in _IMPORT.findall(text):
+        names = _COMMENT.sub("", inside or plain)
+        listed = [each.split()[0] for each in names.split(",") if each.strip()]
+        if not source:
+            yield from ((name, 0) for name in listed)
+            continue
+        module = source.lstrip(".")
+        level = len(source) - len(module)
+        yield module, level
+        yield from ((f"{module}.{name}", level) for name in listed)
 
 
-def read_source(path: Path) -> str:
-    """Return a file's text in the encoding that it declares.
+def decode(data: bytes) -> str:
+    """Return a source's text in the encoding that it declares.
 
     Raises:
-        OSError: It cannot be read.
         SyntaxError, UnicodeDecodeError: It is not text in that encoding.
     """
-    data = path.read_bytes()
     encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
     return data.decode(encoding)
 
@@ -151,11 +173,10 @@ class Project:
         key = path.absolute()
         if key not in self.modules:
             try:
-                text = read_source(path)
+                text = decode(path.read_bytes())
+                self.modules[key] = Module(key, name or str(path), text)
             except (OSError, SyntaxError, ValueError, LookupError):
                 self.modules[key] = None
-            else:
-                self.modules[key] = Module(key, name or str(path), text)
         return self.modules[key]
 
     def find(self, dotted: str, importer: Module, level: int = 0) -> Module | None:
@@ -168,7 +189,7 @@ class Project:
     def imports(self, module: Module) -> list[Module]:
         """Return the project's modules that a module imports, anywhere in it."""
         if module.imports is None:
-            names = names_imported(module.tree) if module.tree is not None else ()
+            names = dict.fromkeys(names_imported(module.text))
             found = (self.find(name, module, level) for name, level in names)
             module.imports = [each for each in found if each not in (None, module)]
         return module.imports
@@ -179,10 +200,9 @@ class Project:
             seen, todo = {module}, [module]
             while todo and not any(each.leads_to_elastic for each in todo):
                 each = todo.pop()
-                if "import" in each.text and each.parse() is not None:
-                    new = [m for m in self.imports(each) if m not in seen]
-                    seen.update(new)
-                    todo += [m for m in new if m.leads_to_elastic is not False]
+                new = [m for m in self.imports(each) if m not in seen]
+                seen.update(new)
+                todo += [m for m in new if m.leads_to_elastic is not False]
             if not todo:
                 for each in seen:
                     each.leads_to_elastic = False
@@ -235,12 +255,23 @@ def display_name(path: Path, importer: Module) -> str:
     return str(base / relative)
 
 
-def python_files(path: Path) -> list[Path]:
-    """Return the Python files of a path: itself, or all below it."""
+def python_files(
+    path: Path, is_excluded: Callable[[Path], bool] = lambda _: False
+) -> list[Path]:
+    """Return the Python files and notebooks of a path: itself, or all below it.
+
+    Args:
+        is_excluded: Whether not to look at what is below; called with each path.
+    """
     if path.is_file():
         return [path]
-    return sorted(
-        each
-        for each in path.rglob("*.py")
-        if not _SKIPPED & set(each.relative_to(path).parts[:-1]) and each.is_file()
-    )
+    found: list[Path] = []
+    for folder, folders, files in os.walk(path):
+        here = Path(folder)
+        folders[:] = [
+            each
+            for each in folders
+            if each not in _SKIPPED and not is_excluded(here / each)
+        ]
+        found += (here / each for each in files if each.endswith((".py", ".ipynb")))
+    return sorted(each for each in found if each.is_file() and not is_excluded(each))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 from elasticrun.lint.engine import LintProblem, LintResult
 from elasticrun.lint.finding import Finding
 from elasticrun.lint.program import Walked
 from elasticrun.lint.project import Module
+from elasticrun.lint.rules.table import RULES
 from elasticrun.lint.zones import DESCRIPTIONS
 
 _GITHUB = {"E": "error", "W": "warning", "H": "notice"}
@@ -29,13 +30,19 @@ def report(result: LintResult, form: str) -> str:
 
 def concise(finding: Finding) -> str:
     """Return a finding on one line."""
-    place = f"{finding.path}:{finding.line}:{finding.column}"
-    return f"{place}: {finding.code} {finding.message}"
+    return f"{finding.place}: {finding.code} {finding.message}"
 
 
 def problem_line(problem: LintProblem) -> str:
     """Return a problem on one line."""
-    return f"{problem.path}:{problem.line}: {problem.message}"
+    cell = "" if problem.cell is None else f"cell {problem.cell}:"
+    return f"{problem.path}:{cell}{problem.line}: {problem.message}"
+
+
+def statistics(findings: list[Finding]) -> str:
+    """Return how often each rule has found something, the most frequent first."""
+    counts = Counter(each.code for each in findings).most_common()
+    return "\n".join(f"{n:5} {code} {RULES[code].title}" for code, n in counts)
 
 
 def _text(finding: Finding) -> str:

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import functools
 import itertools
-import json
 import os
 import shutil
 import signal
@@ -18,7 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from elasticrun.launcher.talk import client
 from elasticrun.testing import read_trace
 from tests.support.stage import DEADLINE, Stage, wait_until
 
@@ -106,10 +107,13 @@ class Running:
         return elasticrun(self.stage, *arguments, command=command)
 
     def status(self) -> dict[str, Any]:
-        answer = self.ask("status", self.pid, "--json")
-        assert answer.returncode == 0, answer.stderr
-        status: dict[str, Any] = json.loads(answer.stdout)
-        return status
+        """Return what `elasticrun status --json` prints; it is asked very often."""
+        with (
+            mock.patch.dict(os.environ, TMPDIR=str(temporary(self.stage))),
+            mock.patch.object(client, "_ANSWER_SECONDS", DEADLINE),
+            client.find_job(str(self.pid)) as job,
+        ):
+            return job.status
 
 
 Start = Callable[..., Running]  # Of one node more.

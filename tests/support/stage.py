@@ -23,12 +23,19 @@ DEADLINE = 600.0
 
 
 def wait_until(condition: Callable[[], Any], what: str = "it") -> None:
-    """Wait for `condition`, for a time that only a hang takes."""
+    """Wait for `condition`, for a time that only a hang takes.
+
+    One that takes long itself is asked less often: who waits should not take the time
+    of what is waited for.
+    """
     deadline = time.monotonic() + DEADLINE
+    asked = time.monotonic()
     while not condition():
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > deadline:
             raise AssertionError(f"{what} did not happen within {DEADLINE:.0f} s")
-        time.sleep(0.005)
+        time.sleep(min(max(0.005, 4 * (now - asked)), 0.2))
+        asked = time.monotonic()
 
 
 def freeze(pid: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from elasticrun.lint.editing import Edit, ends_its_line
 from elasticrun.lint.finding import Finding, Rule, place_of
 from elasticrun.lint.naming import last_name, named
-from elasticrun.lint.project import Module, names_imported
+from elasticrun.lint.project import Module
 from elasticrun.lint.rules.wrapping import is_optimizer, wrappings
 from elasticrun.lint.script import Script
 
@@ -53,12 +53,20 @@ def edits_of(tree: ast.Module) -> list[Edit]:
         # samples and its own gradients.
         edits = [each._replace(is_certain=False) for each in edits]
     edits += wraps
-    if any(each.startswith(_REPLICAS) for each, _ in names_imported(tree)):
+    if any(each.startswith(_REPLICAS) for each in _imported(script)):
         # It starts its own replicas; what becomes of that is for the author to find.
         edits = [each._replace(is_certain=False) for each in edits]
     if edits:
         edits.append(_import(tree, edits))
     return sorted(edits, key=lambda each: (each.node.lineno, each.node.col_offset))
+
+
+def _imported(script: Script) -> Iterator[str]:
+    for node in script.nodes:
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{each.name}" for each in node.names)
 
 
 def findings(module: Module, edits: list[Edit]) -> Iterator[Finding]:
