@@ -12,9 +12,9 @@ IN_PARALLEL := -n auto --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 # Several processes run the tests at once: more threads would wait for each other's cores.
-fast test soak docs: export OMP_NUM_THREADS ?= 1
+fast test wide soak docs: export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo style check fast matrix test soak gpu bench docs installed clean
+.PHONY: demo style check fast matrix test wide soak gpu bench docs installed clean
 
 demo: $(INSTALLED)  ## interrupt a training four times; compare it with one that ran through
 	$(RUN) examples/demo.py
@@ -27,13 +27,16 @@ style: $(INSTALLED)  ## format, lint, types
 check: style fast  ## style, fast tests
 
 fast: $(INSTALLED)  ## the tests that take a minute
-	$(PYTEST) $(IN_PARALLEL) -m "not slow and not gpu and not soak"
+	$(PYTEST) $(IN_PARALLEL) -m "not slow and not wide and not gpu and not soak"
 
 matrix:  ## the fast tests on each Python that this machine has, and on the oldest torch
 	$(PYTHON) tests/matrix.py
 
-test: $(INSTALLED)  ## every test that needs neither a GPU nor an hour
-	$(PYTEST) $(IN_PARALLEL) -m "not gpu and not soak"
+test: $(INSTALLED)  ## what is promised, each in one way at least
+	$(PYTEST) $(IN_PARALLEL) -m "not wide and not gpu and not soak"
+
+wide: $(INSTALLED)  ## the same on more engines and in more variants: all else that CI runs
+	$(PYTEST) $(IN_PARALLEL) -m "wide and not gpu and not soak"
 
 soak: $(INSTALLED)  ## restarts at random for a long time
 	$(PYTEST) -m soak

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import gc
 import os
 import sys
@@ -130,13 +131,14 @@ def _result(options: argparse.Namespace) -> LintResult:
 def _output(result: LintResult, options: argparse.Namespace) -> str:
     from elasticrun.lint.editing import patch
     from elasticrun.lint.report import explain, report, statistics
+    from elasticrun.lint.rules.conversion import edits_of
 
     if options.explain_zones:
         return "\n".join(explain(program) for program in result.programs)
     if options.diff:
         patches = (
-            patch(os.path.relpath(module.name), module.text, edits)
-            for module, edits in result.edits
+            patch(os.path.relpath(each.name), each.text, edits_of(ast.parse(each.text)))
+            for each in result.patched
         )
         return "".join(patches).removesuffix("\n")
     if options.statistics:

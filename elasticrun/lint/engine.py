@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from elasticrun.lint.editing import Application, Edit
+from elasticrun.lint.editing import Application
 from elasticrun.lint.finding import Finding, lowered
 from elasticrun.lint.options import LintOptions
 from elasticrun.lint.program import Walked
@@ -20,6 +20,7 @@ from elasticrun.lint.rules.suppressions import ER001, is_suppressed, unused
 from elasticrun.lint.rules.table import CHECKS
 from elasticrun.lint.walk.walker import walk_through
 
+_KEPT = 20  # Modules with text and tree; those of a large project take gigabytes.
 # What a line, or what is said of it, shows of syntax that a version of Python brought.
 _SYNTAX = {
     (3, 11): r"\bexcept\s*\*",
@@ -41,14 +42,14 @@ class LintResult(NamedTuple):
     """What came out of linting some paths.
 
     Attributes:
-        edits: What makes plain scripts elastic, if nothing is yet.
+        patched: Plain scripts that a patch makes elastic, if nothing is yet.
     """
 
     findings: list[Finding]
     problems: list[LintProblem]
     programs: list[Walked]
     modules: list[Module]
-    edits: list[tuple[Module, list[Edit]]]
+    patched: list[Module]
 
 
 def lint_paths(paths: Iterable[Path], options: LintOptions | None = None) -> LintResult:
@@ -103,9 +104,11 @@ def _lint(project: Project, options: LintOptions, result: LintResult) -> LintRes
             walked.add(module.name)
             result.programs.append(program)
     if not roots:
-        for module in result.modules:
+        for number, module in enumerate(result.modules):
             with _giving_up(result, module):
                 found += _in_plain(project, options, module, result)
+            if number % _KEPT == 0:
+                project.forget()
     result.findings.extend(_reported(found, project, options, result.modules))
     return result
 
@@ -114,17 +117,19 @@ def _in_plain(
     project: Project, options: LintOptions, module: Module, result: LintResult
 ) -> Iterator[Finding]:
     """Yield what makes a plain script elastic, and what is found in it then."""
-    if "torch" not in module.text:
+    text = module.text
+    tree = _parsed(module, result) if "torch" in text else None
+    if tree is None or not conversion.may_train(text):
         return
-    tree = _parsed(module, result)
-    edits = conversion.edits_of(tree) if tree is not None else []
-    if tree is None or not edits:
+    edits = conversion.edits_of(tree)
+    if not edits:
         return
     if module.cells is None:  # A patch of a notebook would be one of its JSON.
-        result.edits.append((module, edits))
+        result.patched.append(module)
     yield from conversion.findings(module, edits)
     Application(edits).visit(tree)
     program = Walked(walk_through(project, options, module))
+    module.forget()
     for check in CHECKS:
         # Of loops without a boundary ER003 has spoken.
         yield from (each for each in check(program) if each.code != "ER002")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import io
 import os
@@ -47,7 +48,11 @@ _SKIPPED = {
 class Module:
     """One source file.
 
+    Args:
+        is_file: Whether the file has this text, so that it need not be held.
+
     Attributes:
+        folder: Where the file is.
         name: What the file is called in messages.
         cells: Where its cells are, if it is a notebook.
         tree: The syntax tree, or None if the file does not parse.
@@ -56,19 +61,37 @@ class Module:
             module that is; None if nobody has asked yet.
     """
 
-    def __init__(self, path: Path, name: str, text: str) -> None:
+    def __init__(
+        self, path: Path, name: str, text: str, *, is_file: bool = False
+    ) -> None:
         self.path = path
+        self.folder = str(path.parent)
         self.name = name
         self.cells: Cells | None = None
         if path.suffix == ".ipynb":
             text, self.cells = read_notebook(text)
-        self.text = text
+        self._text: str | None = text
+        self._is_file = is_file
         self.error: SyntaxError | None = None
         self.tree: ast.Module | None = None
         self.is_elastic = bool(ELASTIC.search(text))
         self.leads_to_elastic: bool | None = True if self.is_elastic else None
         self.imported_by: set[str] = set()
         self.imports: list[Module] | None = None
+
+    @property
+    def text(self) -> str:
+        if self._text is None:
+            text = decode(self.path.read_bytes())
+            self._text = text if self.cells is None else read_notebook(text)[0]
+        return self._text
+
+    def forget(self) -> None:
+        """Let go of the text, and of the tree, which takes some fifty times as much."""
+        self.tree = None
+        if self._is_file:
+            self._text = None
+            self.__dict__.pop("lines", None)
 
     def parse(self) -> ast.Module | None:
         """Parse once; keep the error of a file that cannot be parsed."""
@@ -166,7 +189,8 @@ class Project:
 
     def __init__(self) -> None:
         self.modules: dict[Path, Module | None] = {}
-        self._found: dict[tuple[str, Path, int], Module | None] = {}
+        self._found: dict[tuple[str, str, int], Module | None] = {}
+        self._names: dict[Path, frozenset[str]] = {}  # What folders have in them.
 
     def load(self, path: Path, name: str | None = None) -> Module | None:
         """Return the module of a file, or None if the file cannot be read."""
@@ -174,14 +198,17 @@ class Project:
         if key not in self.modules:
             try:
                 text = decode(path.read_bytes())
-                self.modules[key] = Module(key, name or str(path), text)
+                module = Module(key, name or str(path), text, is_file=True)
+                if not module.is_elastic:
+                    module.forget()
+                self.modules[key] = module
             except (OSError, SyntaxError, ValueError, LookupError):
                 self.modules[key] = None
         return self.modules[key]
 
     def find(self, dotted: str, importer: Module, level: int = 0) -> Module | None:
         """Return the project's module of that name as `importer` would import it."""
-        key = (dotted, importer.path.parent, level)
+        key = (dotted, importer.folder, level)
         if key not in self._found:
             self._found[key] = self._look_for(dotted, importer, level)
         return self._found[key]
@@ -192,6 +219,8 @@ class Project:
             names = dict.fromkeys(names_imported(module.text))
             found = (self.find(name, module, level) for name, level in names)
             module.imports = [each for each in found if each not in (None, module)]
+            if not module.is_elastic:
+                module.forget()
         return module.imports
 
     def leads_to_elastic(self, module: Module) -> bool:
@@ -228,7 +257,7 @@ class Project:
             above = [folder, *folder.parents]
             return above[level - 1 : level]
         roots = [folder]
-        while (folder / "__init__.py").exists() and folder != folder.parent:
+        while "__init__.py" in self._names_in(folder) and folder != folder.parent:
             folder = folder.parent
             roots.append(folder)
         if folder.name in ("scripts", "bin", "tools", "examples"):
@@ -239,10 +268,25 @@ class Project:
 
     def _in(self, folder: Path, name: str, importer: Module) -> Module | None:
         for path in (folder / f"{name}.py", folder / name / "__init__.py"):
-            key = path.absolute()
-            if key in self.modules or path.is_file():
+            is_there = path.name in self._names_in(path.parent)
+            if is_there or path.absolute() in self.modules:
                 return self.load(path, display_name(path, importer))
         return None
+
+    def _names_in(self, folder: Path) -> frozenset[str]:
+        """Return what a folder has in it; asking for each file would take longest."""
+        if folder not in self._names:
+            names: list[str] = []
+            with contextlib.suppress(OSError):
+                names = os.listdir(folder)
+            self._names[folder] = frozenset(names)
+        return self._names[folder]
+
+    def forget(self) -> None:
+        """Let go of what the modules can read again."""
+        for module in self.modules.values():
+            if module is not None:
+                module.forget()
 
 
 def display_name(path: Path, importer: Module) -> str:

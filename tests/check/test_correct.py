@@ -38,12 +38,14 @@ def test_a_correct_script_through_all_stages(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.wide
 def test_what_is_seldom_and_correct_is_equal(tmp_path: Path) -> None:
     limits = ("--max-epochs", 3, "--max-batches", 4)
     found = check(tmp_path, "corners.py", "--replicas", "1,2", *limits)
     assert found.code == 0, found.report
 
 
+@pytest.mark.wide
 def test_batch_sizes_are_not_decided_in_a_check(tmp_path: Path) -> None:
     options = ("--at", "0:0:2", "--max-epochs", 1, "--max-batches", 15)
     found = check(tmp_path, "decides.py", *options)
@@ -61,6 +63,7 @@ def test_the_digits_example(tmp_path: Path) -> None:
     assert not kept.exists()
 
 
+@pytest.mark.wide
 def test_from_pytest(tmp_path: Path) -> None:
     for name in ("correct.py", "replayed.py"):
         (tmp_path / name).write_bytes((SCRIPTS / name).read_bytes())
@@ -93,6 +96,7 @@ def test_writing_to_the_users_own_files_is_refused(tmp_path: Path) -> None:
     assert target.read_text() == "mine"
 
 
+@pytest.mark.wide
 def test_a_place_that_is_never_reached(tmp_path: Path) -> None:
     options = ("--at", "7:0:1", "--max-epochs", 1, "--max-batches", 1)
     found = check(tmp_path, "correct.py", *options)
@@ -107,6 +111,7 @@ def test_a_script_without_loops_cannot_be_checked(tmp_path: Path) -> None:
     assert "nothing to restart in" in found.report["problem"]
 
 
+@pytest.mark.wide
 def test_dropout_is_noted_and_not_mistaken_for_a_mistake(tmp_path: Path) -> None:
     options = ("--replicas", "1,2", "--max-epochs", 1, "--max-batches", 2)
     found = check(tmp_path, "dropout.py", *options)
@@ -126,6 +131,7 @@ def test_restarts_with_another_number_of_replicas_in_double_precision(
     assert check(tmp_path, "correct.py", *options, *limits).code == 0
 
 
+@pytest.mark.wide
 def test_a_script_of_single_precision_is_not_compared_between_numbers_of_replicas(
     tmp_path: Path,
 ) -> None:

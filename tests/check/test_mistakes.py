@@ -13,6 +13,7 @@ pytestmark = pytest.mark.slow
 SMALL = ("--replicas", 1, "--max-epochs", 3, "--max-batches", 2)
 
 
+@pytest.mark.wide
 def test_a_schedule_stepped_in_replayed_code_makes_no_difference(
     tmp_path: Path,
 ) -> None:
@@ -37,6 +38,7 @@ def test_what_replayed_code_changes(tmp_path: Path) -> None:
     assert command[:4] == ["elasticrun", "check", "--at", "1:1:1"]
 
 
+@pytest.mark.wide
 def test_replicas_that_drift_apart_under_a_plain_ddp(tmp_path: Path) -> None:
     limits = ("--replicas", 2, "--max-epochs", 1, "--max-batches", 2)
     found = check(tmp_path, "drifts.py", "--at", "0:0:1", *limits)
@@ -67,6 +69,7 @@ def test_what_a_restart_loses(tmp_path: Path) -> None:
     assert causes[0]["rule"]
 
 
+@pytest.mark.wide
 def test_what_the_linter_does_not_see(tmp_path: Path) -> None:
     (tmp_path / "memory.py").write_text(
         "_NORMS = []\n\n\ndef norm(net):\n    if not _NORMS:\n"
@@ -87,6 +90,7 @@ def test_what_the_linter_does_not_see(tmp_path: Path) -> None:
     assert ("lost", "rng", found.line_of("rng = np.random.default_rng(0)")) in causes
 
 
+@pytest.mark.wide
 def test_a_script_that_is_not_reproducible_by_itself(tmp_path: Path) -> None:
     found = check(tmp_path, "unseeded.py", *SMALL)
     assert found.code == 3
@@ -102,6 +106,7 @@ def test_a_script_that_is_not_reproducible_by_itself(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.wide
 def test_a_script_that_fails_only_after_a_restart(tmp_path: Path) -> None:
     found = check(tmp_path, "fails_after_restart.py", "--at", "0:1:1")
     assert found.code == 4
@@ -134,6 +139,7 @@ def test_a_script_that_fails_by_itself(tmp_path: Path) -> None:
     assert found.report["command"] == []
 
 
+@pytest.mark.wide
 def test_a_hang_names_where_each_replica_waits(tmp_path: Path) -> None:
     options = ("--at", "0:0:2", "--replicas", 2, "--hang-timeout", 20)
     found = check(tmp_path, "hangs.py", *options)
@@ -146,6 +152,7 @@ def test_a_hang_names_where_each_replica_waits(tmp_path: Path) -> None:
     assert {wait["path"] for wait in found.report["waits"]} == {str(found.script)}
 
 
+@pytest.mark.wide
 def test_a_learning_rate_that_depends_on_the_number_of_replicas(
     tmp_path: Path,
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.check.checking import check
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.wide]
 
 SHAPES = ("batches", "turns", "nested", "asked", "listed", "growing", "combined")
 # One run that is restarted after the first batch, or step, of each of them.

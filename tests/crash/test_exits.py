@@ -49,6 +49,7 @@ def slow_gloo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "milliseconds", [12, *(pytest.param(n, marks=pytest.mark.soak) for n in (8, 16))]
 )
+@pytest.mark.wide
 def test_threads_of_gloo_do_not_abort_an_ending_interpreter(
     slow_gloo: Path, milliseconds: int
 ) -> None:

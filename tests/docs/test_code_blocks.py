@@ -178,6 +178,7 @@ def effects_at(size: int, codes: dict[str, str], directory: Path) -> dict[str, E
 
 
 @pytest.mark.slow(35)
+@pytest.mark.wide
 def test_three_replicas_print_what_one_prints(tmp_path: Path) -> None:
     without = {f"{block.name}-": side_of(block.code, "-") for block in DIFFS}
     alone = effects_at(1, {**AT_ANY_SIZE, **without}, tmp_path / "1")

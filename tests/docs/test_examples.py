@@ -57,6 +57,7 @@ def test_text_learns(tmp_path: Path) -> None:
         ("trainer_gpt2.py", 12, ["--num-bytes=60000"], r"held out +[1-5]\.\d+ bits"),
     ],
 )
+@pytest.mark.wide
 def test_steps_learn_the_same_through_a_stop(
     name: str, num_steps: int, arguments: list[str], last: str, tmp_path: Path
 ) -> None:
@@ -74,6 +75,7 @@ def test_steps_learn_the_same_through_a_stop(
 
 
 @pytest.mark.slow(30)
+@pytest.mark.wide
 def test_streams_learn_the_same_at_4_2_and_3_replicas(tmp_path: Path) -> None:
     script = ROOT / "examples" / "stream.py"
     calm, shaken = tmp_path / "calm", tmp_path / "shaken"
@@ -100,6 +102,7 @@ def test_streams_learn_the_same_at_4_2_and_3_replicas(tmp_path: Path) -> None:
     ("name", "framework"),
     [("accelerated.py", "accelerate"), ("lightning_digits.py", "lightning.pytorch")],
 )
+@pytest.mark.wide
 def test_script_of_a_framework_learns_the_same_through_a_stop(
     name: str, framework: str, tmp_path: Path
 ) -> None:

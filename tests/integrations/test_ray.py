@@ -31,7 +31,7 @@ import ray
 
 from elasticrun.integrations.ray import INTERNALS, run
 
-pytestmark = pytest.mark.slow(40)
+pytestmark = [pytest.mark.slow(40), pytest.mark.wide]
 
 NUM_SAMPLES = 9000
 SCRIPT = """

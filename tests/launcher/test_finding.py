@@ -80,6 +80,7 @@ def finish(stage: Stage, *nodes: Running, is_calm: bool) -> None:
         stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
+@pytest.mark.wide
 def test_nodes_that_start_at_once_find_each_other(stage: Stage, start: Start) -> None:
     nodes = [start("--", "--hold", "0:9", nodes="3") for _ in range(3)]
     nodes[0].wait_until_held(0, 3)
@@ -156,6 +157,7 @@ def test_what_a_dead_node_has_written_is_not_believed(
     assert written(stage)["token"] != "old"
 
 
+@pytest.mark.wide
 def test_a_node_that_another_one_overrules_gives_way(
     stage: Stage, start: Start
 ) -> None:
@@ -171,6 +173,7 @@ def test_a_node_that_another_one_overrules_gives_way(
     assert written(stage)["token"] != before["token"]
 
 
+@pytest.mark.wide
 def test_nodes_meet_in_an_object_store(
     stage: Stage, start: Start, bucket: Bucket
 ) -> None:

@@ -20,7 +20,7 @@ from tests.launcher.running import (
 from tests.support.kubelet import PretendedJob, skip_without_namespaces
 from tests.support.stage import Stage
 
-pytestmark = pytest.mark.slow(40)
+pytestmark = [pytest.mark.slow(40), pytest.mark.wide]
 
 MANIFEST = REPOSITORY / "docs" / "kubernetes.yaml"
 VOLUME = "/mnt/checkpoints"

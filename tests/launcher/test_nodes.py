@@ -87,6 +87,7 @@ CONTAINED = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
     != 0,
     reason="no process namespace can be made here",
 )
+@pytest.mark.wide
 def test_containers_on_one_host_are_nodes_of_their_own(
     stage: Stage, start: Start
 ) -> None:
@@ -161,6 +162,7 @@ def test_a_node_that_comes_and_goes_costs_nothing(stage: Stage, start: Start) ->
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
+@pytest.mark.wide
 def test_a_hang_that_one_node_sees_prints_the_stacks_of_all(
     stage: Stage, start: Start
 ) -> None:
@@ -243,6 +245,7 @@ def test_scaling_on_one_node_never_forms_a_smaller_world(
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
+@pytest.mark.wide
 def test_scaling_before_the_others_have_come_is_not_lost(
     stage: Stage, start: Start
 ) -> None:
@@ -304,6 +307,7 @@ def test_a_crash_before_the_first_batch_fails_on_all_nodes(
         assert "before the first batch" in node.events
 
 
+@pytest.mark.wide
 def test_a_budget_is_spent_on_all_nodes_together(stage: Stage, start: Start) -> None:
     options = ["--max-restarts", 1, "--"]
     for generation in range(2):
@@ -352,6 +356,7 @@ def test_who_serves_the_endpoint_is_not_let_leave(stage: Stage, start: Start) ->
     assert sizes(stage) == {0: 1}
 
 
+@pytest.mark.wide
 def test_the_others_look_for_an_endpoint_that_was_killed(
     stage: Stage, start: Start, endpoint: str
 ) -> None:
@@ -381,6 +386,7 @@ def test_a_program_that_stops_by_itself_stops_on_all_nodes(
         assert "stopped by itself with exit code 75" in node.events
 
 
+@pytest.mark.wide
 def test_jobs_of_other_names_do_not_meet(stage: Stage, start: Start) -> None:
     (stage.root / "other").mkdir()
     other = Stage(stage.root / "other")

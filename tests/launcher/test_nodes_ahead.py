@@ -21,7 +21,7 @@ from tests.launcher.running import (
 from tests.support.loops import value_after
 from tests.support.stage import Stage, wait_until
 
-pytestmark = pytest.mark.slow(25)
+pytestmark = [pytest.mark.slow(25), pytest.mark.wide]
 
 NUM_EPOCHS = 2
 # An `elasticrun` for which new replicas are late at once.

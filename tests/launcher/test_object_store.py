@@ -51,6 +51,7 @@ def test_a_job_is_killed_rescaled_and_finished(stage: Stage, bucket: Bucket) -> 
     assert f"with checkpoint {last['number']} in {bucket.url}." in again.events
 
 
+@pytest.mark.wide
 def test_a_second_launcher_here_is_refused_before_it_starts_anything(
     stage: Stage, bucket: Bucket
 ) -> None:
@@ -96,6 +97,7 @@ main()
 """
 
 
+@pytest.mark.wide
 def test_a_job_of_a_machine_that_is_gone_is_taken_over_after_a_while(
     stage: Stage, bucket: Bucket
 ) -> None:
@@ -124,6 +126,7 @@ def test_two_urls_have_two_local_directories(
     assert local_directory(tmp_path) == tmp_path
 
 
+@pytest.mark.wide
 def test_what_was_trained_is_saved_there_after_a_death(
     stage: Stage, bucket: Bucket
 ) -> None:

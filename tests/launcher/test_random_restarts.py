@@ -193,6 +193,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         *(pytest.param(n, 20, marks=pytest.mark.soak) for n in range(2, 22)),
     ],
 )
+@pytest.mark.wide
 def test_samples_come_once_whatever_happens_at_a_rescaling(
     stage: Stage, pool: ThreadPoolExecutor, seed: int, num_rounds: int
 ) -> None:

@@ -213,6 +213,7 @@ def test_the_survivor_of_another_machine_saves(
 
 
 @pytest.mark.parametrize(("rank", "saver"), [(0, 2), (3, 0)])
+@pytest.mark.wide
 def test_when_a_machine_dies_a_replica_of_another_one_saves(
     stage: Stage, tmp_path: Path, rank: int, saver: int
 ) -> None:

@@ -13,7 +13,7 @@ from tests.support.stage import Stage
 
 SCRIPT = Path(__file__).parents[1] / "support" / "scripts" / "mortal_programs.py"
 
-pytestmark = pytest.mark.slow(30)
+pytestmark = [pytest.mark.slow(30), pytest.mark.wide]
 
 Death = tuple[int, str, int]  # Rank, place, batch.
 

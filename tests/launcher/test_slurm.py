@@ -16,7 +16,7 @@ from tests.launcher.running import PROGRAM, REPOSITORY, processes_of, variables
 from tests.support.slurm import Slurm, cluster
 from tests.support.stage import Stage, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.wide]
 
 RECIPE = re.compile(r"```sh\n(#!/bin/bash\n#SBATCH.*?)```", re.DOTALL)
 MORTAL = REPOSITORY / "tests" / "support" / "scripts" / "mortal.py"

@@ -200,6 +200,7 @@ def test_a_signal_saves_once_and_the_same_command_goes_on(
 @pytest.mark.parametrize(
     "attempt", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, 51))]
 )
+@pytest.mark.wide
 def test_a_killed_rank_is_replaced_and_the_first_new_generation_goes_on(
     stage: Stage, uninterrupted: Stage, attempt: int
 ) -> None:
@@ -255,6 +256,7 @@ def test_a_node_joins_and_a_node_dies(stage: Stage, uninterrupted: Stage) -> Non
 
 
 @pytest.mark.parametrize("nodes", ["1:2", "1"])
+@pytest.mark.wide
 def test_what_keeps_nodes_from_joining_is_said_once(stage: Stage, nodes: str) -> None:
     """Not where none can come; nor, above, where it is set."""
     command = torchrun(stage, num_nodes=nodes, port=kept_port())
@@ -268,6 +270,7 @@ def test_what_keeps_nodes_from_joining_is_said_once(stage: Stage, nodes: str) ->
 
 
 @pytest.mark.parametrize("options", [[], ["--own-group"]])
+@pytest.mark.wide
 def test_a_shell_can_start_the_replicas(
     stage: Stage, uninterrupted: Stage, options: list[str]
 ) -> None:
@@ -292,6 +295,7 @@ def test_a_shell_can_start_the_replicas(
     check_trained_right(stage, uninterrupted)
 
 
+@pytest.mark.wide
 def test_a_process_group_of_the_programs_own_is_used_and_left_alone(
     stage: Stage, uninterrupted: Stage
 ) -> None:

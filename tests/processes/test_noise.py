@@ -24,6 +24,7 @@ def measure_all(kinds: list[str]) -> Found:
 
 
 @pytest.mark.slow(30)
+@pytest.mark.wide
 @pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.soak), 3])
 def test_it_is_that_of_exact_gradients(world_size: int) -> None:
     unscaled = [kind for kind in KINDS if kind != "scaled"]

@@ -115,6 +115,7 @@ def interrupted(stage: Stage, when: Callable[[int], bool]) -> Callable[[], int]:
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1 << 19, 3 << 19])
+@pytest.mark.wide
 def test_a_store_that_goes_during_a_save_leaves_the_one_before_and_training_goes_on(
     stage: Stage, bucket: Bucket, num_bytes: int
 ) -> None:

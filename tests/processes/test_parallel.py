@@ -196,7 +196,7 @@ def expected(label: str) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", [1, pytest.param(3, marks=pytest.mark.wide)])
 def test_training_equals_plain_torch(world_size: int) -> None:
     assert differences(calm(world_size)) == {}
 
@@ -266,6 +266,7 @@ def test_two_replicas_equal_plain_torch_and_a_stop_and_a_kill_change_no_bit(
 
 
 @pytest.mark.slow(35)
+@pytest.mark.wide
 def test_restarts_at_other_world_sizes_end_alike(stage: Stage) -> None:
     leave(stage, 2, (None, 1))
     leave(stage, 1, (2, 1))

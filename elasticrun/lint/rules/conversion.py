@@ -24,6 +24,7 @@ _BARS = named("tqdm track")
 _AROUND = _BARS | named("enumerate zip iter")
 _NO_LOADERS = named("range trange arange len items values keys")
 _BY_HAND = named("iter next zip cycle chain islice prepare")
+_MAY_TRAIN = re.compile(r"(?<!def )\bbackward\s*\(|epoch", re.IGNORECASE)
 _REPLICAS = ("torch.distributed", "torch.multiprocessing")
 _OTHER_LOOP = (
     "a restart would begin this loop again: loop over "
@@ -34,6 +35,11 @@ _OWN_TRAININGS = (
     "each turn of this loop trains a model of its own, and a job has one training: let "
     "each turn be a job, or make model and optimizer before the loop"
 )
+
+
+def may_train(text: str) -> bool:
+    """Return whether a file is worth the time to look for its training."""
+    return _MAY_TRAIN.search(text) is not None
 
 
 def edits_of(tree: ast.Module) -> list[Edit]:

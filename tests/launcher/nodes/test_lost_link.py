@@ -15,7 +15,7 @@ from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import HOLDS, running, sizes, wait_until_nothing_is_left
 from tests.support.stage import Stage, wait_until
 
-pytestmark = pytest.mark.slow(40)
+pytestmark = [pytest.mark.slow(40), pytest.mark.wide]
 
 ADDRESSES = ("10.213.77.1", "10.213.77.2")
 

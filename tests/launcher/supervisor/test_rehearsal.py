@@ -240,6 +240,7 @@ def test_a_successor_that_is_killed_while_the_old_ones_stop_is_replaced(
     assert "crashed" not in rescaled.job.events
 
 
+@pytest.mark.wide
 def test_a_rescaling_taken_back_too_late_is_followed_by_another(
     rescaled: Rescaled,
 ) -> None:
@@ -256,6 +257,7 @@ def test_a_rescaling_taken_back_too_late_is_followed_by_another(
     rescaled.finish()
 
 
+@pytest.mark.wide
 def test_a_rescaling_that_is_changed_begins_with_others(rescaled: Rescaled) -> None:
     """Each time: more of them, and then fewer."""
     asked = rescaled.scale(3)
@@ -323,6 +325,7 @@ elasticrun.init(backend="gloo")
 
 
 @pytest.mark.parametrize("start", ["fork", "exec"])
+@pytest.mark.wide
 def test_a_gpu_is_not_used_beside_the_generation(stage: Stage, start: str) -> None:
     """The GPUs are pretended."""
     pretended = REPOSITORY / "tests" / "support" / "pretended_gpus"
