@@ -431,6 +431,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             each_sample=self.seed_each == "sample",
             is_ahead=self._is_ahead,
             has_lanes=self._lanes is not None,
+            is_shuffled=self.shuffle,
         )
         if self.persistent_workers:
             self._persistent = reader

@@ -103,10 +103,12 @@ class Mixed(InLanes):
         own = [s.beginning for s in self.sources.values() if isinstance(s, InLanes)]
         return "; ".join(filter(None, own))
 
-    def apart(self) -> Mixed:
+    def apart(self, *, is_shuffled: bool) -> Mixed:
         own = copy.copy(self)
         own.sources = {
-            key: source.apart() if isinstance(source, InLanes) else source
+            key: source.apart(is_shuffled=is_shuffled)
+            if isinstance(source, InLanes)
+            else source
             for key, source in self.sources.items()
         }
         return own

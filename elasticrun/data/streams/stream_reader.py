@@ -42,6 +42,7 @@ class StreamReader:
         open_at: Returns an iterator over its samples from any one on.
         window: How far from the furthest one a sample may be asked for later. A stream
             of up to that many samples is read at once.
+        num_before: Of these, how many may lie before the first one that is asked for.
         is_counted: Whether it ends after its length.
     """
 
@@ -52,12 +53,14 @@ class StreamReader:
         open_at: Callable[[int], Iterator[Any]],
         *,
         window: int,
+        num_before: int | None = None,
         is_counted: bool = True,
     ) -> None:
         self._name = name
         self._length = length
         self._open_at = open_at
         self._window = window
+        self._num_before = window - 1 if num_before is None else num_before
         self._is_counted = is_counted
         self._samples: Iterator[Any] | None = None
         self._next = 0
@@ -78,7 +81,7 @@ class StreamReader:
         """
         kept = self.kept
         if self._samples is None or number < self._next:
-            self._enter(max(0, number - self._window + 1), number)
+            self._enter(max(0, number - self._num_before), number)
         is_short = self._length <= self._window
         ahead = self._length if is_short else min(self._window, _AHEAD)
         self._read_before(min(number + ahead, self._length))

@@ -76,7 +76,12 @@ class Source(NamedTuple):
 
 
 def reader_of(
-    loader: DataLoader[Any], *, each_sample: bool, is_ahead: bool, has_lanes: bool
+    loader: DataLoader[Any],
+    *,
+    each_sample: bool,
+    is_ahead: bool,
+    has_lanes: bool,
+    is_shuffled: bool,
 ) -> BatchReader:
     """Return what reads the next loop over a loader, as its arguments say.
 
@@ -85,11 +90,12 @@ def reader_of(
         is_ahead: Whether a batch is read before the program asks for it. What it drew
             on the program's generators would be in the checkpoint of the batch before.
         has_lanes: Whether the data set is read in streams.
+        is_shuffled: Whether their samples come in another order than they are in.
     """
     dataset: Any = loader.dataset
     reader = Reader(dataset)
     if has_lanes:
-        dataset = dataset.apart()
+        dataset = dataset.apart(is_shuffled=is_shuffled)
         reader = Reader(dataset, draws=dataset.draws)
     if has_lanes and loader.num_workers:
         return _ByLanes(loader, reader)

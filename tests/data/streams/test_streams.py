@@ -122,14 +122,16 @@ def test_endless_batches_go_on_in_other_passes(tmp_path: Path) -> None:
     assert run_once(lambda: script(-1), tmp_path) == whole
 
 
-def test_a_resume_reads_at_most_a_window_again() -> None:
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_resume_reads_at_most_a_window_again(shuffle: bool) -> None:
     streams = Numbers(10_000, lanes=1, window=100)
     with generation():
-        loader = AdaptiveDataLoader(streams, 10, shuffle=True)
+        loader = AdaptiveDataLoader(streams, 10, shuffle)
         batches = loader.read(0, first_batch=555)
         next(batches)
     [(_, first)] = streams.opened
     assert 5400 <= first <= 5550
+    assert shuffle or first == 5550
 
 
 def test_members_of_a_combined_loader_may_be_streams(job: Any) -> None:
