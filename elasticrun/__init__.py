@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from elasticrun.data.streams.packed import Packed as Packed
     from elasticrun.data.streams.resident import ResidentShards as ResidentShards
     from elasticrun.data.streams.streams import Streams as Streams
+    from elasticrun.data.streams.uncounted import Uncounted as Uncounted
     from elasticrun.errors import AgreementError as AgreementError
     from elasticrun.errors import CheckpointError as CheckpointError
     from elasticrun.errors import CheckpointWarning as CheckpointWarning
@@ -69,6 +70,7 @@ _NAMES = {
     "data.streams.packed": "Packed",
     "data.streams.resident": "ResidentShards",
     "data.streams.streams": "Streams",
+    "data.streams.uncounted": "Uncounted",
     "errors": "AgreementError CheckpointError CheckpointWarning ElasticRunError "
     "JobStopped LoopOrderError StateNameError",
     "job.accumulator": "Accumulator",

@@ -15,6 +15,7 @@ from elasticrun.data.looped import Looped
 from elasticrun.data.order.batches import MAX_LISTS, SizedBatches
 from elasticrun.data.order.joint_steps import JointSteps, Participant
 from elasticrun.data.order.plan import Order
+from elasticrun.data.streams.uncounted import need_lengths
 from elasticrun.errors import ElasticRunError, LoopOrderError
 from elasticrun.job.current import current_job
 from elasticrun.job.job import Job
@@ -351,6 +352,7 @@ def _check(members: dict[Any, Any], mode: str) -> None:
                 "combined loop resumes each member at its sample, which only an "
                 "AdaptiveDataLoader can. Make it one; nested collections are not taken."
             )
+        need_lengths(member.dataset, f"a CombinedLoader (its member {key!r})")
         if not member.even_batches:
             raise ValueError(
                 f"member {key!r} (`{member.name}`) has even_batches=False, so it may "

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.data.arguments import (
@@ -39,10 +39,11 @@ from elasticrun.data.order.shares import (
     LoopShares,
 )
 from elasticrun.data.step_times import StepTimes
-from elasticrun.data.streams.iterables import streams_of
 from elasticrun.data.streams.mixed import Mixed
+from elasticrun.data.streams.settling import Settling, settled
 from elasticrun.data.streams.streams import InLanes, lanes_of
-from elasticrun.data.workers.device import is_read_ahead, on_device
+from elasticrun.data.streams.uncounted import Uncounted, need_lengths, with_lanes
+from elasticrun.data.workers.device import is_read_ahead, moved, on_device
 from elasticrun.data.workers.reader import BatchReader, reader_of
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import current_job
@@ -137,10 +138,12 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         **dataloader_kwargs: Any,
     ) -> None:
         job = current_job()
-        if isinstance(dataset, IterableDataset):
-            dataset = streams_of(dataset)
-        check_dataset(dataset)
+        dataset = with_lanes(dataset)
+        if not isinstance(dataset, Uncounted):
+            check_dataset(dataset)
         plan, max_local_batch_size = check_sizes(batch_size, max_local_batch_size)
+        if len(plan) > 1:  # It counts the samples of epochs before.
+            need_lengths(dataset, "a plan of batch sizes")
         check_sampler(
             sampler,
             batch_sampler,
@@ -223,6 +226,15 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
 
     has_one_weight = True
 
+    def __len__(self) -> int:
+        """Return the number of global batches in a whole loop, resumed or not."""
+        need_lengths(self.dataset, "len() of a loader")
+        return super().__len__()
+
+    @property
+    def has_length(self) -> bool:
+        return not isinstance(self.dataset, Uncounted)
+
     @property
     def global_batch_size(self) -> int:
         """Samples of all replicas in this global batch; before any, in a full one."""
@@ -304,6 +316,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             LoopOrderError: When a loop begins: it is in another one's body, or the
                 second over the same samples; or the loader is a member of another one.
         """
+        need_lengths(self.dataset, "autoscale")
         check_autoscale(self._state, check_size("max_batch_size", max_batch_size))
         if not 0 <= min_efficiency <= 1:
             raise ValueError(f"min_efficiency={min_efficiency} must be from 0 to 1.")
@@ -341,6 +354,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             ValueError: There is no such batch in the epoch.
         """
         self.refuse_autoscale("it is read for a loop that somebody else owns")
+        need_lengths(self.dataset, "a loop that somebody else owns")
         epoch = whole_number(epoch, "read", "epochs")
         first_batch = whole_number(first_batch, "read", "batches")
         batches = self._order.batches(epoch)
@@ -420,7 +434,15 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         loop.end_reading = partial(reader.end, batches)
         if self.device is not None:
             batches = on_device(batches, self.device, is_ahead=self._is_ahead)
+        if isinstance(self.dataset, Uncounted):
+            how = Settling(self.shares, self.drop_last, self._padding)
+            return settled(loop, plan.in_flight, batches, how)
         return delivered(loop, plan.in_flight, batches)
+
+    def _padding(self) -> Any:
+        assert isinstance(self.dataset, Uncounted)
+        batch = self.collate_fn([self.dataset.padding()])
+        return batch if self.device is None else moved(batch, self.device)
 
     def _reader(self) -> BatchReader:
         """Return what reads the next loop."""
@@ -444,6 +466,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         trace_batch(trace, self.running_loop, self.dataset, batch=self.batch_index)
 
     def _check_endless(self) -> None:
+        need_lengths(self.dataset, "a loop over several passes (batches)")
         self._order.endless_order(0)
 
 

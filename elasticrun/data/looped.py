@@ -130,6 +130,11 @@ class Looped(ABC):
     def _check_endless(self) -> None:
         """Refuse passes without end that deliver nothing."""
 
+    @property
+    def has_length(self) -> bool:
+        """Whether it is known how many batches a loop has, before it ends."""
+        return True
+
     # What the loop body may ask.
 
     @property
@@ -141,7 +146,8 @@ class Looped(ABC):
     def index(self) -> int:
         """Samples of the loop consumed before this global batch, by all replicas.
 
-        Batches, with `batch_sampler` and of a `CombinedLoader`.
+        Batches, with `batch_sampler` and of a `CombinedLoader`; slots, of streams of
+        unknown lengths.
         """
         return self.running_loop.index
 
@@ -149,10 +155,11 @@ class Looped(ABC):
     def num_samples(self) -> int:
         """Samples in a whole loop, over all replicas; in one of `batches(n)`, in that.
 
-        Batches, where `index` counts these. 0 in one of `batches()`, which has no end.
+        Batches, where `index` counts these. 0 in one of `batches()`, which has no end,
+        and of streams of unknown lengths.
         """
         loop = self.running_loop
-        if loop.start is None:
+        if loop.start is None and self.has_length:
             batches = self.batches_of_epoch()
             return batches.start(len(batches))
         if loop.num_batches is None:
@@ -327,7 +334,7 @@ class Looped(ABC):
         if offset is None:
             key = loop_key(self.seed, start.epoch, start.num_loops, start.inside)
             batches = self._loop_batches.batches(start.epoch, key)
-            num_batches = len(batches)
+            num_batches = len(batches) if self.has_length else None
         else:
             key = passes_key(self.seed, self.name)
             batches = self._loop_batches.endless_batches(key)

@@ -52,6 +52,23 @@ def gather(
     ]
 
 
+def start_sum(value: int) -> Callable[[], int]:
+    """Start to sum a number over all replicas; return what waits for that. Collective.
+
+    Without a process group the sum is the number.
+    """
+    if num_replicas() == 1:
+        return lambda: value
+    total = torch.tensor([value], dtype=torch.int64, device=_collective_device())
+    work = dist.all_reduce(total, async_op=True)
+
+    def wait() -> int:
+        work.wait()
+        return int(total)
+
+    return wait
+
+
 def _collective_device() -> torch.device:
     """Return where tensors have to be for collectives of the default process group.
 

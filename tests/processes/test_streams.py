@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset
 
 from elasticrun import (
     AdaptiveDataLoader,
+    Uncounted,
     Variables,
     generation,
     init,
@@ -29,6 +30,8 @@ pytestmark = pytest.mark.slow
 
 BATCH = 96
 NUM_BATCHES = -(-sum(LENGTHS) // BATCH)
+# Of streams that nobody has counted, each in a lane of its own.
+NUM_OF_SLOTS = -(-max(LENGTHS) * len(LENGTHS) // BATCH)
 
 
 def numbers(samples: list[Any]) -> list[int]:
@@ -41,12 +44,13 @@ def script(
     kind: str,
     num_workers: int = 0,
     stop_in: int = -1,
-    kill_in: int = -1,
+    kill_in: tuple[int, int] = (-1, -1),
 ) -> str:
     """Loop twice over streams; note what is delivered."""
     init(directory, save_interval="off")
+    streams: Any = KINDS[kind.removeprefix("uncounted ")](Path(files))
     loader = AdaptiveDataLoader(
-        KINDS[kind](Path(files)),
+        Uncounted(streams) if kind.startswith("uncounted ") else streams,
         BATCH,
         shuffle=True,
         num_workers=num_workers,
@@ -57,10 +61,11 @@ def script(
     with open(f"{directory}.{generation()}.{rank()}", "w") as log:
         for epoch in remaining_epochs_until(2):
             for batch in loader:
-                if epoch * NUM_BATCHES + loader.batch_index == kill_in and rank() == 0:
+                if (epoch, loader.batch_index) == kill_in and rank() == 0:
                     os.kill(os.getpid(), signal.SIGKILL)
                 own = batch[: loader.num_valid]
-                line = [epoch, loader.batch_index, loader.index, own]
+                assert 0 < len(own) <= 50 or loader.loss_weight == 0
+                line = [epoch, loader.batch_index, loader.global_batch_size, own]
                 print(json.dumps(line), file=log, flush=True)
                 if loader.is_step:
                     count.batches += 1
@@ -86,16 +91,23 @@ def delivered(directory: Path) -> dict[int, dict[tuple[int, int], list[int]]]:
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [*KINDS, "uncounted gzip", "uncounted lines", "uncounted resumable"]
+)
 def test_batches_are_the_same_through_stops_a_kill_and_rescaling(
     kind: str, tmp_path: Path
 ) -> None:
     files = tmp_path / "files"
     files.mkdir()
-    KINDS[kind](files)  # Replicas find them whole.
+    KINDS[kind.removeprefix("uncounted ")](files)  # Replicas find them whole.
     calm, shaken = tmp_path / "calm", tmp_path / "shaken"
     run_generation(script, 1, str(calm), str(files), kind)
     [expected] = delivered(calm).values()
+    num_batches = 1 + max(batch for _, batch in expected)
+    if kind in ("uncounted gzip", "uncounted lines"):
+        assert num_batches == NUM_OF_SLOTS
+    else:
+        assert num_batches == NUM_BATCHES
     for epoch in (0, 1):
         samples = [n for (at, _), own in expected.items() if at == epoch for n in own]
         assert sorted(samples) == list(range(sum(LENGTHS)))
@@ -103,8 +115,8 @@ def test_batches_are_the_same_through_stops_a_kill_and_rescaling(
     args = (str(shaken), str(files), kind)
     assert run_generation(script, 1, *args, 0, 5) == [None]
     with pytest.raises(GenerationFailed):
-        run_generation(script, 3, *args, 2, -1, NUM_BATCHES + 3)
-    assert run_generation(script, 2, *args, 1) == [f"{2 * NUM_BATCHES} batches"] * 2
+        run_generation(script, 3, *args, 2, -1, (1, 3))
+    assert run_generation(script, 2, *args, 1) == [f"{2 * num_batches} batches"] * 2
 
     kept: dict[tuple[int, int], list[int]] = {}
     for batches in delivered(shaken).values():

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticrun.checkpoint.seeding import derive_seed, derive_seeds, mix_each
+from elasticrun.data.order.batches import MAX_INDEX
 
 _Numbers = NDArray[np.int64]
 
@@ -146,6 +147,34 @@ class Lanes:
     def order(self, key: int | None) -> LaneOrder:
         """Return the order that has a key; without one, that of the streams."""
         return LaneOrder(self, key)
+
+
+class Slots:
+    """Places for samples of lanes whose lengths nobody knows: one a lane in each round.
+
+    They are their own order, and have no end.
+    """
+
+    def __init__(self, num_lanes: int, checksum: int) -> None:
+        self.num_lanes = num_lanes
+        self.checksum = checksum
+
+    def __len__(self) -> int:
+        return MAX_INDEX
+
+    def lane_of(self, positions: _Numbers) -> _Numbers:
+        return positions % self.num_lanes
+
+    def num_alike(self, position: int, size: int) -> int:
+        del position
+        return 1 if size % self.num_lanes else MAX_INDEX
+
+    def order(self, key: int | None) -> Slots:
+        del key
+        return self
+
+    def take(self, positions: _Numbers) -> _Numbers:
+        return positions
 
 
 class LaneOrder:

@@ -91,7 +91,9 @@ class LoopPlan:
         lengths = [part.num_read for part in parts]
         if not any(lengths):
             self.in_flight.extend(
-                MicroBatch(number, NOTHING, parts[0]) for number in numbers
+                MicroBatch(number, NOTHING, part)
+                for number in numbers
+                for part in parts
             )
             return
         own = [place for share in shares for place in share.places]

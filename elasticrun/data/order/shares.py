@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from elasticrun.adaptive.noise import is_measured, num_alike
 from elasticrun.data.order.batches import Batches
-from elasticrun.data.order.lanes import DealtLanes
+from elasticrun.data.order.lanes import DealtLanes, Slots
 from elasticrun.data.order.partition import Shares
 from elasticrun.job.loop import Part
 
@@ -57,23 +57,32 @@ class LoopShares(Cuts, Protocol):
         ...
 
 
-def _shares_of(
-    runs: list[Sequence[int]], size: int, advance: int, world_size: int
+def shares_of(
+    runs: Sequence[Sequence[int]],
+    size: int,
+    advance: int,
+    world_size: int,
+    *,
+    padding: Sequence[int] = _PADDING,
 ) -> list[Share]:
-    """Return the shares that read the places in runs of a global batch."""
+    """Return the shares that read the places in runs of a global batch.
+
+    Args:
+        padding: What is read for an empty run.
+    """
     if not runs:
         return [Share((), Part(0, 0, 0, size, True, 0, advance, 0.0))]
     local_size = sum(map(len, runs))
     return [
         Share(
-            run or _PADDING,
+            run or padding,
             Part(
                 micro=micro,
                 num_valid=len(run),
                 local_batch_size=local_size,
                 global_batch_size=size,
                 is_step=micro == len(runs) - 1,
-                num_read=len(run) or 1,
+                num_read=len(run or padding),
                 advance=advance,
                 weight=len(run) * world_size / size,
             ),
@@ -124,7 +133,7 @@ class EvenShares:
         advance = self.batches.start(number + 1) - self.batches.start(number)
         num_micro = (self.cuts or self).num_micro(number)
         runs = self.shares.cut(self.shares.even_share(size), num_micro)
-        return _shares_of(runs, size, advance, self.shares.world_size)
+        return shares_of(runs, size, advance, self.shares.world_size)
 
     def num_micro(self, number: int) -> int:
         size = self.batches.size(number)
@@ -166,7 +175,13 @@ class LaneShares:
             own = np.flatnonzero(lanes % world_size == self.shares.rank).tolist()
             lanes //= world_size
         num_micro = (self.cuts or self).num_micro(number)
-        shares = _shares_of(self.shares.cut(own, num_micro), size, size, world_size)
+        shares = shares_of(
+            self.shares.cut(own, num_micro),
+            size,
+            size,
+            world_size,
+            padding=() if isinstance(self.lanes, Slots) else _PADDING,
+        )
         return [
             share._replace(lanes=lanes[list(share.places)].tolist()) for share in shares
         ]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from elasticrun.data.order.batches import MAX_INDEX
 from elasticrun.errors import ElasticRunError
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class StreamReader:
 
     Args:
         name: What messages call the stream.
-        length: Samples in it.
+        length: Samples in it; `MAX_INDEX` if nobody knows.
         open_at: Returns an iterator over its samples from any one on.
         window: How far from the furthest one a sample may be asked for later. A stream
             of up to that many samples is read at once.
@@ -91,6 +92,19 @@ class StreamReader:
         if self._next == self._length and self._samples is not None:
             self._check_end()
 
+    def read_block(self, first: int, end: int) -> list[Any]:
+        """Return the samples from one on and before another; fewer if it ends there.
+
+        For a stream of unknown length, and for blocks one after another.
+        """
+        if self._samples is None or first < self._next:
+            self._enter(first, end)
+        else:
+            self._read_before(end)
+        samples = [self.kept[number] for number in range(first, self._next)]
+        self.kept.clear()
+        return samples
+
     def _enter(self, first: int, number: int) -> None:
         self._samples = None
         self.kept.clear()
@@ -134,6 +148,8 @@ class StreamReader:
                 self._num_failures = 0
             if failure is not None:
                 self._wait_after(failure)
+            elif self._next < end and self._length == MAX_INDEX:
+                return
             elif self._next < end:
                 raise ElasticRunError(
                     f"{self._name} ends after {self._next} samples, but had "

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,7 +118,8 @@ class Streams(InLanes):
         skip_broken: Leave samples out for which `transform` raises. All are tried when
             they are counted, which takes as long as a pass over them; `num_broken` says
             how many there are.
-        lengths: Samples of each stream, if they are known.
+        lengths: Samples of each stream, if they are known. "unknown" for loops over
+            streams that are not counted, see `Uncounted`.
         index: A directory to keep counted lengths in; beside the checkpoints, if these
             are in a directory, without one. A file with another size or time is
             counted again.
@@ -137,7 +138,7 @@ class Streams(InLanes):
         window: int = 1000,
         transform: Callable[[Any], Any] | None = None,
         skip_broken: bool = False,
-        lengths: Sequence[int] | None = None,
+        lengths: Sequence[int] | Literal["unknown"] | None = None,
         index: str | os.PathLike[str] | None = None,
     ) -> None:
         if isinstance(names, str):
@@ -147,17 +148,19 @@ class Streams(InLanes):
             raise ValueError(
                 f"{type(self).__name__} has no streams. Look at the paths it was given."
             )
-        if isinstance(lengths, str):
+        self.has_unknown_lengths = isinstance(lengths, str) and lengths == "unknown"
+        if isinstance(lengths, str) and not self.has_unknown_lengths:
             raise ValueError(
-                f"lengths={lengths!r}: a pass over streams needs the length of each. "
-                "Leave lengths out, and they are counted once; or train by steps, on "
-                "batches(n) of a loader over Endless(streams), which needs none."
+                f'lengths={lengths!r} is neither "unknown" nor a number for each '
+                "stream. Leave lengths out, and streams are counted once."
             )
         if skip_broken and (lengths is not None or transform is None):
             raise ValueError(
                 "skip_broken=True leaves out samples for which transform (or parse) "
                 "raises, and counts the others: give one of these, and no lengths."
             )
+        if isinstance(lengths, str):
+            lengths = None
         if lengths is not None and len(lengths) != len(self.names):
             raise ValueError(
                 f"{len(lengths)} lengths were given for {len(self.names)} streams. "
@@ -182,6 +185,7 @@ class Streams(InLanes):
             "lanes": self._num_lanes,
             "window": self._window,
             "index": self._index,
+            "lengths": "unknown" if self.has_unknown_lengths else None,
         }
 
     # What a subclass says.
@@ -225,7 +229,17 @@ class Streams(InLanes):
         return self._scans
 
     def count_all(self) -> None:
-        """Count the streams, unless that was done."""
+        """Count the streams, unless that was done.
+
+        Raises:
+            TypeError: Their lengths are to be unknown.
+        """
+        if self.has_unknown_lengths:
+            raise TypeError(
+                f'{type(self).__name__} was given lengths="unknown", which is for '
+                "loops over a loader of it alone. Leave lengths out, and streams are "
+                "counted once."
+            )
         if self._scans is not None:
             return
         with program_generators_kept():  # Data sets and transforms may draw.
@@ -351,19 +365,11 @@ class Streams(InLanes):
         try:
             delivered.extend(map(self.transform, samples))  # Faster than a loop.
         except Exception as error:
-            raise self._transform_error(indices[len(delivered)], error) from error
+            name = self.describe(indices[len(delivered)])
+            raise transform_error(
+                name, self.transform, error, was_tried=self.skip_broken
+            ) from error
         return delivered
-
-    def _transform_error(self, index: int, error: Exception) -> ElasticRunError:
-        remedy = "Mend it, or have such samples left out by skip_broken=True."
-        if self.skip_broken:
-            remedy = (
-                "It did not when samples were tried: start anew, with another index."
-            )
-        return ElasticRunError(
-            f"{self.describe(index)}: {name_of(self.transform)} raised {error!r}. "
-            + remedy
-        )
 
     # Readers of streams that are open, in this process.
 
@@ -413,6 +419,16 @@ class Chained:
 
     def __call__(self, read: Any) -> Any:
         return self._then(self._first(read))
+
+
+def transform_error(
+    name: str, transform: Any, error: Exception, *, was_tried: bool = False
+) -> ElasticRunError:
+    """Return what to raise where a transform raises for a sample."""
+    remedy = "Mend it, or have such samples left out by skip_broken=True."
+    if was_tried:
+        remedy = "It did not when samples were tried: start anew, with another index."
+    return ElasticRunError(f"{name}: {name_of(transform)} raised {error!r}. {remedy}")
 
 
 def text_of(samples: Iterable[Any]) -> str:

@@ -7,6 +7,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain, islice
 from multiprocessing import forkserver
 from typing import Any, NamedTuple
@@ -20,11 +21,13 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from elasticrun.data.order.batches import MAX_INDEX
+from elasticrun.data.order.lanes import Slots
 from elasticrun.data.order.plan import Cut, as_lists
 from elasticrun.data.workers.forking import sure_to_begin
 from elasticrun.data.workers.in_memory import InMemory, cut_into_tensors, in_memory
 from elasticrun.data.workers.joining import joined
-from elasticrun.data.workers.reading import Reader, batch_reading, takes_tensor
+from elasticrun.data.workers.reading import DRY, Reader, batch_reading, takes_tensor
 from elasticrun.data.workers.transfer import send_small_tensors_by_value
 from elasticrun.replicas.signals import (
     handled_stop_signals,
@@ -97,8 +100,9 @@ def reader_of(
     if has_lanes:
         dataset = dataset.apart(is_shuffled=is_shuffled)
         reader = Reader(dataset, draws=dataset.draws)
-    if has_lanes and loader.num_workers:
-        return _ByLanes(loader, reader)
+    has_slots = has_lanes and isinstance(dataset.lanes, Slots)
+    if has_slots or (has_lanes and loader.num_workers):
+        return _ByLanes(loader, reader, has_slots=has_slots)
     source = _source(loader, reader, is_seeded=each_sample or is_ahead)
     if loader.num_workers or loader.pin_memory:
         return _ByTorch(loader, source, pin_memory=loader.pin_memory)
@@ -191,19 +195,26 @@ class _ByLanes(BatchReader):
     cut = staticmethod(as_lists)
     names_lanes = True
 
-    def __init__(self, loader: DataLoader[Any], reader: Reader) -> None:
-        self._num_workers = loader.num_workers
+    def __init__(
+        self, loader: DataLoader[Any], reader: Reader, *, has_slots: bool
+    ) -> None:
+        self._num_workers = max(loader.num_workers, 1)
+        self._has_slots = has_slots
         self._collate = loader.collate_fn
         self._is_default = self._collate is default_collate
         self._is_pinned = loader.pin_memory
-        collate = _collated_if_any if self._is_default else _unchanged
+        collate = partial(
+            _present, _collated_if_any if self._is_default else _unchanged
+        )
         source = Source(reader, collate, True, as_lists)
         self._by_torch = _ByTorch(loader, source, pin_memory=False)
         self._pieces: Iterator[Any] = iter(())
 
     def start(self, plan: Iterable[Any], key: int) -> Iterator[Any]:
         places: deque[list[list[int]]] = deque()
-        self._pieces = self._by_torch.start(self._dealt(plan, places), key)
+        offset = key * MAX_INDEX if self._has_slots else 0
+        dealt = self._dealt(plan, places, offset)
+        self._pieces = self._by_torch.start(dealt, key)
         batches = self._batches(self._pieces, places)
         if not self._is_pinned:
             return batches
@@ -212,7 +223,7 @@ class _ByLanes(BatchReader):
         )
 
     def _dealt(
-        self, plan: Iterable[Any], places: deque[list[list[int]]]
+        self, plan: Iterable[Any], places: deque[list[list[int]]], offset: int
     ) -> Iterator[Any]:
         """Yield what each worker is asked for, which torch sends to them in turn."""
         for indices, seeds, lanes in plan:
@@ -221,20 +232,33 @@ class _ByLanes(BatchReader):
                 own[lane % self._num_workers].append(place)
             places.append(own)
             for read in own:
-                yield [indices[place] for place in read], [seeds[p] for p in read]
+                yield [indices[p] + offset for p in read], [seeds[p] for p in read]
 
     def _batches(
         self, pieces: Iterator[Any], places: deque[list[list[int]]]
     ) -> Iterator[Any]:
-        """Yield the batches that the workers' pieces make."""
+        """Yield the batches that the workers' pieces make.
+
+        With slots, each comes with the places that there are samples in.
+        """
         while every := list(islice(pieces, self._num_workers)):
-            asked = zip(every, places.popleft(), strict=True)
-            read, own = zip(*[each for each in asked if each[1]], strict=True)
-            if self._is_default:
-                yield joined(read, own)
-                continue
-            samples = dict(zip(chain(*own), chain(*read), strict=True))
-            yield self._collate([samples[place] for place in sorted(samples)])
+            read, own = [], []
+            for (present, piece), asked in zip(every, places.popleft(), strict=True):
+                if present:
+                    read.append(piece)
+                    own.append([asked[at] for at in present])
+            slots = sorted(chain(*own))
+            if slots and len(slots) <= slots[-1]:  # Some between them are empty.
+                places_of = {slot: place for place, slot in enumerate(slots)}
+                own = [[places_of[slot] for slot in each] for each in own]
+            batch = self._joined(read, own) if read else None
+            yield (slots, batch) if self._has_slots else batch
+
+    def _joined(self, read: list[Any], own: list[list[int]]) -> Any:
+        if self._is_default:
+            return joined(read, own)
+        samples = dict(zip(chain(*own), chain(*read), strict=True))
+        return self._collate([samples[place] for place in sorted(samples)])
 
     def end(self, batches: Iterator[Any]) -> None:
         del batches
@@ -243,6 +267,14 @@ class _ByLanes(BatchReader):
 
 def _collated_if_any(samples: list[Any]) -> Any:
     return default_collate(samples) if samples else None
+
+
+def _present(
+    collate: Callable[[Any], Any], samples: list[Any]
+) -> tuple[list[int], Any]:
+    """Return where among samples there are any, and what these make."""
+    present = [place for place, sample in enumerate(samples) if sample is not DRY]
+    return present, collate([samples[place] for place in present])
 
 
 class _Read(IterableDataset[Any]):

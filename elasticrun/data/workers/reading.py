@@ -6,6 +6,7 @@ place of a list of indices; a `Reader` is the data set that understands it.
 
 from __future__ import annotations
 
+import enum
 import inspect
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,14 @@ _TENSOR = (torch.Tensor, "torch.Tensor", "Tensor")
 # [0, 2**64) for the generators, or one for each sample. A plain tuple: it is sent to a
 # worker for every batch, and a class of its own takes several times as long to pickle.
 ReadRequest = tuple[list[int], int | list[int]]
+
+
+class _Dry(enum.Enum):  # Of which there is one, also after it was sent.
+    DRY = enum.auto()
+
+
+# What is read for a sample that a lane does not have any more.
+DRY = _Dry.DRY
 
 
 class Reader(Dataset[Any]):

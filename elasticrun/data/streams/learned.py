@@ -1,0 +1,80 @@
+"""How long streams are that nobody has counted, as it is learned at their ends."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+
+from elasticrun.data.order.permutation import Permutation
+from elasticrun.data.streams.index import Scan, Stream, read_scan, stamp_of, write_scan
+from elasticrun.data.streams.streams import Streams, directory_of
+
+
+class LearnedLanes:
+    """Streams in a fixed number of lanes, each of which is read from any number on.
+
+    Stream s is in lane s mod `num_lanes`. What is learned of lengths spares reading
+    what lies before, and is kept beside the checkpoints.
+
+    Attributes:
+        begun: Streams that were opened in this process.
+
+    Args:
+        name: What lengths are kept under; None for how the streams are counted.
+    """
+
+    def __init__(self, streams: Streams, name: str | None) -> None:
+        options = streams.options()
+        self._streams = streams
+        self.num_lanes = min(options["lanes"], len(streams.names))
+        self.begun: set[int] = set()
+        self._lengths: dict[int, int] = {}
+        kind = name or streams.kind
+        self._kept_as = f"Endless {kind}"
+        self._kept_in = None if kind is None else directory_of(options["index"])
+
+    def order(self, lane: int, key: int | None) -> list[int]:
+        """Return the streams of a lane, in the order of a key if there is one."""
+        own: Any = np.arange(lane, len(self._streams.names), self.num_lanes)
+        if key is not None:
+            own = own[Permutation(len(own), key).take(np.arange(len(own)))]
+        return list(own.tolist())
+
+    def read(self, order: list[int], first: int) -> Generator[Any, None, int]:
+        """Yield the samples of streams, from a number on; return how many they have."""
+        num_passed = 0
+        for stream in order:
+            length = self.length(stream)
+            begin = max(first - num_passed, 0)
+            if length is not None and begin >= length:
+                num_passed += length
+                continue
+            count = opened = 0 if length is None else begin
+            self.begun.add(stream)
+            for sample in self._streams.without_broken(stream, opened):
+                count += 1
+                if count > begin:
+                    yield sample
+            num_passed += count
+            self._learn(stream, count)
+        return num_passed
+
+    def length(self, stream: int) -> int | None:
+        """Return how long a stream is, if a replica has ever come to its end."""
+        if stream not in self._lengths and self._kept_in is not None:
+            kept = read_scan(self._kept_in, self._as_kept(stream))
+            if kept is not None:
+                self._lengths[stream] = kept.length
+        return self._lengths.get(stream)
+
+    def _learn(self, stream: int, length: int) -> None:
+        if stream not in self._lengths and self._kept_in is not None:
+            self._kept_in.mkdir(parents=True, exist_ok=True)
+            write_scan(self._kept_in, self._as_kept(stream), Scan(length))
+        self._lengths[stream] = length
+
+    def _as_kept(self, stream: int) -> Stream:
+        name = self._streams.names[stream]
+        return Stream(self._kept_as, name, stamp_of(name))
