@@ -429,13 +429,15 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             seeding=seeding,
             cut=reader.cut,
             names_lanes=reader.names_lanes,
+            asks_for_nothing=isinstance(self.dataset, Uncounted),
         )
         batches = reader.start(plan, loop.key)
         loop.end_reading = partial(reader.end, batches)
         if self.device is not None:
             batches = on_device(batches, self.device, is_ahead=self._is_ahead)
         if isinstance(self.dataset, Uncounted):
-            how = Settling(self.shares, self.drop_last, self._padding)
+            num_lanes = self.dataset.lanes.num_lanes
+            how = Settling(self.shares, self.drop_last, num_lanes, self._padding)
             return settled(loop, plan.in_flight, batches, how)
         return delivered(loop, plan.in_flight, batches)
 

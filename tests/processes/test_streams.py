@@ -65,7 +65,8 @@ def script(
                     os.kill(os.getpid(), signal.SIGKILL)
                 own = batch[: loader.num_valid]
                 assert 0 < len(own) <= 50 or loader.loss_weight == 0
-                line = [epoch, loader.batch_index, loader.global_batch_size, own]
+                share = [loader.global_batch_size, loader.loss_weight]
+                line = [epoch, loader.batch_index, share, own]
                 print(json.dumps(line), file=log, flush=True)
                 if loader.is_step:
                     count.batches += 1
@@ -128,6 +129,46 @@ def test_batches_are_the_same_through_stops_a_kill_and_rescaling(
         assert len(kept) == sum(key < min(batches) for key in expected)
         kept |= batches
     assert kept == expected
+
+    check_weights(shaken, generation=2, world_size=2)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("kind", ["uncounted iterable", "uncounted lines"])
+def test_stops_come_while_the_next_batch_is_summed(kind: str, tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    KINDS[kind.removeprefix("uncounted ")](files)
+    calm, shaken = tmp_path / "calm", tmp_path / "shaken"
+    run_generation(script, 1, str(calm), str(files), kind)
+    args = (str(shaken), str(files), kind)
+    assert run_generation(script, 3, *args, 0, 4) == [None] * 3
+    assert run_generation(script, 2, *args, 2, len(*delivered(calm).values()) - 2) == [
+        None,
+        None,
+    ]
+    run_generation(script, 3, *args)
+    check_weights(shaken, generation=2, world_size=3)
+    kept: dict[tuple[int, int], list[int]] = {}
+    for batches in delivered(shaken).values():
+        assert not kept.keys() & batches.keys()
+        kept |= batches
+    assert [kept] == list(delivered(calm).values())
+
+
+def check_weights(directory: Path, *, generation: int, world_size: int) -> None:
+    """Compare the weights in a generation with what was delivered in it."""
+    shares: dict[tuple[int, int], list[list[Any]]] = {}
+    for number in range(world_size):
+        log = Path(f"{directory}.{generation}.{number}")
+        for line in log.read_text().splitlines():
+            epoch, batch, share, samples = json.loads(line)
+            shares.setdefault((epoch, batch), []).append([*share, len(samples)])
+    for own in shares.values():
+        size = sum(num_samples for _, _, num_samples in own)
+        assert own == [
+            [size, pytest.approx(n * world_size / size), n] for _, _, n in own
+        ]
 
 
 class OfItsRank(IterableDataset[int]):

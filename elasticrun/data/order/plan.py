@@ -63,6 +63,7 @@ class LoopPlan:
             indices.
         cut: In which form the indices are asked for.
         names_lanes: Whether the replica's lane of each sample is asked for with it.
+        asks_for_nothing: Whether there is a request, too, where nothing is to be read.
     """
 
     batches: Batches
@@ -74,6 +75,7 @@ class LoopPlan:
     seeding: Seeding | None = None
     cut: Cut = as_lists
     names_lanes: bool = False
+    asks_for_nothing: bool = False
     in_flight: deque[MicroBatch] = field(default_factory=deque, init=False)
 
     def __iter__(self) -> Iterator[Any]:
@@ -89,11 +91,9 @@ class LoopPlan:
         """Yield what is asked for of batches that are shared out alike."""
         parts = [share.part for share in shares]
         lengths = [part.num_read for part in parts]
-        if not any(lengths):
+        if not any(lengths) and not self.asks_for_nothing:
             self.in_flight.extend(
-                MicroBatch(number, NOTHING, part)
-                for number in numbers
-                for part in parts
+                MicroBatch(number, NOTHING, parts[0]) for number in numbers
             )
             return
         own = [place for share in shares for place in share.places]

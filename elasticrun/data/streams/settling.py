@@ -23,12 +23,14 @@ class Settling(NamedTuple):
     Attributes:
         shares: How they were shared out.
         drop_last: Whether the loop ends before the first one that is not full.
+        num_lanes: Of the streams.
         padding: Returns a batch of one sample that counts for nothing.
         sum_of: Starts to sum a number over all replicas; returns what waits for that.
     """
 
     shares: Shares
     drop_last: bool
+    num_lanes: int
     padding: Callable[[], Any]
     sum_of: Callable[[int], Callable[[], int]] = start_sum
 
@@ -41,18 +43,28 @@ def settled(
 ) -> Iterator[Any]:
     """Yield what was read, each batch when it has become the loop's current one.
 
-    Each batch is read, and its samples are being summed, before the program gets the
-    one before it: so the sum is there when it is needed.
+    A batch without any sample is a boundary only. So many of them that each lane has
+    had a slot there are the end.
+
+    Raises:
+        ElasticRunError: No lane has a sample.
     """
-    ahead: list[tuple[list[_Piece], Callable[[], int]]] = []
-    for pieces in _global_batches(in_flight, read):
-        ahead.append((pieces, how.sum_of(sum(len(each.slots) for each in pieces))))
-        if len(ahead) > 1:
-            is_over = yield from _delivered(loop, *ahead.pop(0), how)
-            if is_over:
-                return
-    for pieces, wait in ahead:
-        yield from _delivered(loop, pieces, wait, how)
+    num_empty = 0  # Slots in a row.
+    for pieces, wait in _summed(_global_batches(in_flight, read), how):
+        micro, size = pieces[0].micro, wait()
+        num_empty = 0 if size else num_empty + micro.part.advance
+        if num_empty >= how.num_lanes:
+            break
+        if how.drop_last and size < micro.part.global_batch_size:
+            return
+        yield from _delivered(loop, pieces if size else [], micro, size, how)
+    if num_empty == loop.batches.start(micro.number + 1) - loop.batches.start(
+        loop.first
+    ):
+        raise ElasticRunError(
+            "no stream has a sample, so no loop over them can deliver anything. Look "
+            "at the paths that were given."
+        )
 
 
 class _Piece(NamedTuple):
@@ -66,51 +78,51 @@ def _global_batches(
 ) -> Iterator[list[_Piece]]:
     """Yield the micro-batches of each global batch, with what was read of them."""
     pieces: list[_Piece] = []
-    is_over = False
-    while not is_over:
-        found = next(read, None)
-        is_over = found is None
-        while in_flight and (found or is_over):
-            micro = in_flight.popleft()
-            slots: list[int] = []
-            batch = None
-            if micro.indices is not NOTHING:
-                assert found is not None
-                (slots, batch), found = found, None
-            pieces.append(_Piece(micro, slots, batch))
-            if micro.part.is_step:
-                yield pieces
-                pieces = []
+    for slots, batch in read:
+        micro = in_flight.popleft()
+        pieces.append(_Piece(micro, slots, batch))
+        if micro.part.is_step:
+            yield pieces
+            pieces = []
+
+
+def _summed(
+    batches: Iterator[list[_Piece]], how: Settling
+) -> Iterator[tuple[list[_Piece], Callable[[], int]]]:
+    """Yield the batches, and for each what waits for the number of its samples.
+
+    Each is read, and its sum begins, before the program gets the one before it.
+    """
+    before = None
+    for pieces in batches:
+        after = pieces, how.sum_of(sum(len(each.slots) for each in pieces))
+        if before is not None:
+            yield before
+        before = after
+    if before is not None:
+        yield before
 
 
 def _delivered(
-    loop: RunningLoop, pieces: list[_Piece], wait: Callable[[], int], how: Settling
-) -> Any:
-    """Yield the micro-batches of a global batch; return whether the loop is over."""
-    size, slots = wait(), pieces[0].micro.part
-    number = pieces[0].micro.number
-    if size == 0 and number == loop.first:
-        raise ElasticRunError(
-            "no stream has a sample, so no loop over them can deliver anything. Look "
-            "at the paths that were given."
-        )
-    if size == 0 or (how.drop_last and size < slots.global_batch_size):
-        return True
+    loop: RunningLoop,
+    pieces: list[_Piece],
+    first: MicroBatch,
+    size: int,
+    how: Settling,
+) -> Iterator[Any]:
+    """Yield the micro-batches of a global batch of so many samples."""
     if not how.shares.is_padded:
         pieces = [each for each in pieces if each.slots]
-    shares = shares_of(
-        [each.slots for each in pieces], size, slots.advance, how.shares.world_size
-    )
+    runs = [each.slots for each in pieces]
+    shares = shares_of(runs, size, first.part.advance, how.shares.world_size)
     if not pieces:
-        loop.current = MicroBatch(number, NOTHING, shares[0].part)
+        loop.current = MicroBatch(first.number, NOTHING, shares[0].part)
         yield NOTHING
-    for piece, share in zip(pieces, shares, strict=False):
-        micro, own = piece.micro, piece.slots
+    for (micro, own, batch), share in zip(pieces, shares, strict=False):
         loop.current = MicroBatch(
-            number,
+            micro.number,
             [micro.indices[slot] for slot in own],
             share.part,
             [micro.places[slot] for slot in own],
         )
-        yield piece.batch if own else how.padding()
-    return False
+        yield batch if own else how.padding()

@@ -24,7 +24,7 @@ from elasticrun import (
 from elasticrun.data.streams import stream_reader
 from elasticrun.data.streams.stream_reader import StreamReader
 from tests.support.generations import generation, run_once
-from tests.support.numbered_streams import LENGTHS, Numbers, flat
+from tests.support.numbered_streams import LENGTHS, Numbers, Unknown, flat
 
 
 def read(reader: StreamReader, number: int) -> Any:
@@ -108,23 +108,12 @@ def test_a_replica_loads_the_shards_of_its_lanes_when_the_loader_is_made() -> No
 # Streams that are not counted.
 
 
-class Uncounted(Numbers):
-    """Streams whose lengths nobody is to ask for."""
-
-    def __init__(self, *lengths: int, **options: Any) -> None:
-        super().__init__(*lengths, **options)
-        self._scans = None
-
-    def scan_all(self) -> Any:
-        raise AssertionError("they were counted")
-
-
 @pytest.mark.parametrize("seed", [None, 1])
 def test_endless_streams_go_on_in_passes_of_each_lane(
     seed: int | None, tmp_path: Path
 ) -> None:
     def script(stop_in: int = -1) -> list[int]:
-        streams = Endless(Uncounted(*LENGTHS, lanes=2, window=4), seed=seed)
+        streams = Endless(Unknown(*LENGTHS, lanes=2, window=4), seed=seed)
         loader = AdaptiveDataLoader(streams, 10, shuffle=seed is not None)
         for number, batch in enumerate(loader.batches(30), 1):
             delivered.extend(batch.tolist())
@@ -152,6 +141,6 @@ def test_endless_streams_go_on_in_passes_of_each_lane(
 
 
 def test_a_lane_without_samples_is_an_error(job: Any) -> None:
-    loader = AdaptiveDataLoader(Endless(Uncounted(0, 5, lanes=2)), 2)
+    loader = AdaptiveDataLoader(Endless(Unknown(0, 5, lanes=2)), 2)
     with pytest.raises(ElasticRunError, match="lane 0 has no sample in any"):
         next(iter(loader.batches(1)))
