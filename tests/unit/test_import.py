@@ -104,6 +104,7 @@ def test_what_is_public_is_listed() -> None:
         "TarShards",
         "TextLines",
         "TokenFiles",
+        "Uncounted",
         "Variables",
         "WeightedDraws",
         "atomic_save",
