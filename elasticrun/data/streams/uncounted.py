@@ -73,6 +73,7 @@ class Uncounted(InLanes):
         self._learned = LearnedLanes(given, name)
         self._window = given.options()["window"]
         self._is_shuffled = False
+        self._key = -1  # Of the loop that is read.
         self._lanes: dict[int, _Lane] = {}
         self._padding: list[Any] = []
 
@@ -105,27 +106,33 @@ class Uncounted(InLanes):
         return own
 
     def __getitem__(self, index: int) -> Any:
-        """Return the sample in a slot, or `DRY`.
-
-        Args:
-            index: The slot, and `MAX_INDEX` times the key of the loop.
-        """
-        key, slot = divmod(index, MAX_INDEX)
-        number, at = divmod(slot, self._learned.num_lanes)
-        lane = self._lanes.get(at)
-        if lane is None or lane.key != key:
-            lane = self._lanes[at] = self._new_lane(at, key)
-        read = lane.take(number)
-        if read is DRY or self.streams.transform is None:
-            return read
-        try:
-            return self.streams.transform(read)
-        except Exception as error:
-            name = self.describe(index)
-            raise transform_error(name, self.streams.transform, error) from error
+        return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        return [self[index] for index in indices]
+        """Return the samples in slots, or `DRY` for those that are empty.
+
+        Args:
+            indices: The slots, and `MAX_INDEX` times the key of the loop.
+        """
+        key = indices[0] // MAX_INDEX if indices else self._key
+        if key != self._key:
+            self._key, self._lanes = key, {}
+        lanes, offset, num_lanes = self._lanes, key * MAX_INDEX, self._learned.num_lanes
+        samples = []
+        for index in indices:
+            number, at = divmod(index - offset, num_lanes)
+            lane = lanes.get(at) or self._new_lane(at)
+            samples.append(lane.take(number))
+        transform, place = self.streams.transform, 0
+        if transform is not None:
+            try:
+                for place, read in enumerate(samples):
+                    if read is not DRY:
+                        samples[place] = transform(read)
+            except Exception as error:
+                name = self.describe(indices[place])
+                raise transform_error(name, transform, error) from error
+        return samples
 
     def padding(self) -> Any:
         """Return what stands in for a missing sample: the first one that there is."""
@@ -139,8 +146,8 @@ class Uncounted(InLanes):
                         return self._padding[0]
         return self._padding[0]
 
-    def _new_lane(self, number: int, key: int) -> _Lane:
-        lane_key = derive_seed(key, number) if self._is_shuffled else None
+    def _new_lane(self, number: int) -> _Lane:
+        lane_key = derive_seed(self._key, number) if self._is_shuffled else None
         order = self._learned.order(number, lane_key)
         reader = StreamReader(
             f"lane {number}",
@@ -150,21 +157,20 @@ class Uncounted(InLanes):
             is_counted=False,
         )
         size = self._window if self._is_shuffled else _BLOCK
-        return _Lane(key, reader, size, shuffled_by=lane_key)
+        lane = self._lanes[number] = _Lane(reader, size, shuffled_by=lane_key)
+        return lane
 
 
 class _Lane:
     """The samples of one lane in one loop, block after block.
 
     Args:
-        key: Of the loop.
         shuffled_by: What the order of the samples in each block depends on, or None.
     """
 
     def __init__(
-        self, key: int, reader: StreamReader, size: int, *, shuffled_by: int | None
+        self, reader: StreamReader, size: int, *, shuffled_by: int | None
     ) -> None:
-        self.key = key
         self._reader = reader
         self._size = size
         self._shuffled_by = shuffled_by

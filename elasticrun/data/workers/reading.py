@@ -62,7 +62,7 @@ class Reader(Dataset[Any]):
     def __getitems__(self, request: ReadRequest) -> Sequence[Any]:
         """Return the samples of the request, in its order."""
         indices, seed = request
-        if get_worker_info() is not None:
+        if get_worker_info() is not None or not self._draws:
             return self._read_seeded(indices, seed)
         with program_generators_kept():
             return self._read_seeded(indices, seed)
