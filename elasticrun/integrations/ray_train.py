@@ -1,0 +1,261 @@
+"""Ray Train: the workers of a `TorchTrainer`, which save before Ray ends them.
+
+Ray kills all workers to resize their group, to leave a node, and after the death of one
+of them. `Elastic` hears of it before, in the process of Ray's controller, and has the
+workers stop; `replica` is around their function, which runs in a thread of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import ray
+import ray.train.v2
+from ray.train.v2._internal.execution.callback import WorkerGroupCallback
+
+from elasticrun.errors import ElasticRunError, JobStopped
+from elasticrun.integrations.checks import check_internals
+from elasticrun.job.current import close_current_job, job_if_any
+from elasticrun.launcher.environment import apply_changes, variables
+from elasticrun.replicas import signals
+from elasticrun.saving.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+# What is not public of Ray Train, and what it is needed for.
+INTERNALS = {
+    "_internal.execution.callback.WorkerGroupCallback.after_worker_group_start": (
+        "gives the workers"
+    ),
+    "_internal.execution.callback.WorkerGroupCallback.after_worker_group_poll_status": (
+        "comes before Ray looks at how the workers are"
+    ),
+    "_internal.execution.callback.WorkerGroupCallback.before_worker_group_abort": (
+        "comes before the workers are killed at Ctrl-C"
+    ),
+    "_internal.execution.callback.WorkerGroupCallback.on_worker_group_shutdown": (
+        "comes before all else that ends the workers"
+    ),
+    "_internal.execution.worker_group.Worker.execute_async": "reaches the workers",
+    "_internal.execution.worker_group.WorkerGroup.get_workers": "returns the workers",
+    "_internal.execution.worker_group.WorkerGroupPollStatus.errors": (
+        "says which workers have failed"
+    ),
+    "_internal.execution.worker_group.WorkerGroupPollStatus.finished": (
+        "says that all workers have returned"
+    ),
+    "_internal.execution.worker_group.WorkerGroupPollStatus.get_preemption_info": (
+        "says that a node is drained"
+    ),
+    "_internal.execution.worker_group.WorkerStatus.preemption_info": (
+        "says until when Ray waits for the workers of a drained node"
+    ),
+    "_internal.execution.worker_group.WorkerStatus.return_value": (
+        "says what a worker's function has returned"
+    ),
+}
+_TESTED = "Ray 2.60"
+_ANSWER_SECONDS = 10.0
+
+
+def replica(train: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `train` as a function for `train_loop_per_worker`.
+
+        trainer = TorchTrainer(
+            replica(train),
+            scaling_config=ScalingConfig(num_workers=(1, 8), use_gpu=True),
+            run_config=RunConfig(callbacks=[Elastic(grace=60)]),
+        )
+
+    Args:
+        train: What each worker runs: a program of elasticrun, with Ray's `config` or
+            without.
+    """
+    wrapped = functools.partial(_run, train)
+    functools.update_wrapper(wrapped, train)  # Ray looks whether it takes `config`.
+    return wrapped
+
+
+class Elastic(WorkerGroupCallback):  # type: ignore[misc]
+    """Has all workers save and stop at one boundary before Ray ends them.
+
+    For `RunConfig(callbacks=[...])`; the function of the workers is a `replica`.
+
+    Args:
+        grace: Seconds that this may take. What takes longer is ended without a
+            checkpoint, so it must be less than what a drain leaves.
+
+    Raises:
+        ElasticRunError: This version of Ray lacks something that is needed.
+    """
+
+    def __init__(self, *, grace: float = 60.0) -> None:
+        check_internals(
+            f"Ray {ray.__version__}", ray.train.v2, INTERNALS, tested=_TESTED
+        )
+        self._grace = grace
+        # The program is the driver's; workers of all programs run the same script.
+        settings = {"ELASTICRUN_JOB": Settings.read().job, "ELASTICRUN_GRACE": grace}
+        self._variables = {name: str(value) for name, value in settings.items()}
+        self._workers: Sequence[Any] = ()
+        self._deadline: float | None = None
+
+    # Ray calls these.
+
+    def after_worker_group_start(self, worker_group: Any) -> None:
+        """Prepare the workers, which run nothing yet."""
+        self._workers, self._deadline = worker_group.get_workers(), None
+        ray.get(self._call(_prepare, self._variables))
+
+    def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
+        """Stop the workers if a node is drained.
+
+        Raises:
+            ElasticRunError: The program has stopped the job; else Ray would take it for
+                finished.
+        """
+        status = worker_group_status
+        each = status.worker_statuses.values()
+        if status.finished and not status.errors:
+            if any(isinstance(one.return_value, _Stopped) for one in each):
+                raise ElasticRunError(
+                    "the job was stopped by the program; another fit() goes on"
+                )
+            return
+        info = status.get_preemption_info()
+        if info is not None and self._stop("a node is drained"):
+            # Ray would wait for the deadline before it starts others. When that is over
+            # the restart is a drain's, and no failure.
+            for one in each:
+                one.preemption_info = replace(info, deadline_ms=0)
+
+    @contextmanager
+    def on_worker_group_shutdown(self) -> Iterator[None]:
+        """Stop the workers before their process group is destroyed."""
+        self._stop("Ray Train ends its workers")
+        yield
+
+    def before_worker_group_abort(self, worker_group_context: Any) -> None:
+        """Stop the workers."""
+        del worker_group_context
+        self._stop("Ray Train is aborted")
+
+    # Of the workers.
+
+    def _stop(self, cause: str) -> bool:
+        """Wait until all workers have stopped; return whether they have in time."""
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._grace
+        refs = self._call(_request_stop, cause)
+        if not any(_results(refs, _ANSWER_SECONDS)):
+            return True  # They have ended, or have not begun.
+        seconds = max(self._deadline - time.monotonic(), 0.0)
+        refs = self._call(_wait, seconds)
+        results = _results(refs, seconds + _ANSWER_SECONDS)
+        late = [rank for rank, has_ended in enumerate(results) if has_ended is False]
+        if late:
+            logger.warning(
+                "%s, and of rank %s no boundary came within the %g s of Elastic(grace="
+                "...): it ends without a checkpoint",
+                cause,
+                ", ".join(map(str, late)),
+                self._grace,
+            )
+        return not late
+
+    def _call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        return [worker.execute_async(function, *args) for worker in self._workers]
+
+
+def _results(refs: Sequence[Any], seconds: float) -> list[Any]:
+    """Return what workers answer; None of those that do not, as they are gone."""
+    ready, _ = ray.wait(refs, num_returns=len(refs), timeout=seconds)
+    results: list[Any] = [None] * len(refs)
+    for number, ref in enumerate(refs):
+        with contextlib.suppress(ray.exceptions.RayError):
+            if ref in ready:
+                results[number] = ray.get(ref)
+    return results
+
+
+# In a worker: in the thread of its function, or in the one in which Ray calls it.
+
+
+class _Stopped:
+    """What the function of a worker returns when the program has stopped the job."""
+
+
+class _Worker:
+    """How far this worker is.
+
+    Attributes:
+        is_prepared: Whether there is an `Elastic`.
+        is_asked: Whether that has asked for a stop.
+        has_ended: Whether the function has, and its job is closed.
+    """
+
+    def __init__(self) -> None:
+        self.is_prepared = False
+        self.is_asked = False
+        self.has_ended = threading.Event()
+
+
+_worker = _Worker()
+
+
+def _run(train: Callable[..., Any], *config: Any) -> Any:
+    """Run the program of a worker, and end its job: the process does not end with it.
+
+    Raises:
+        ElasticRunError: There is no `Elastic`.
+    """
+    if not _worker.is_prepared:
+        raise ElasticRunError(
+            "a replica(...) runs without an Elastic, so Ray would kill it where it is "
+            "to save first. Add it: RunConfig(callbacks=[Elastic()])"
+        )
+    try:
+        try:
+            return train(*config)
+        finally:
+            close_current_job()
+    except JobStopped:
+        pass
+    finally:
+        _worker.has_ended.set()
+    if _worker.is_asked:
+        # Until Ray kills this process. It would take a return for the end of the run,
+        # and an exception for one of its max_failures.
+        threading.Event().wait()
+    return _Stopped()
+
+
+def _prepare(own: dict[str, str]) -> None:
+    apply_changes(own, but=variables())
+    # It warns that stop signals end this job, which is started in a thread: here they
+    # are for Ray.
+    logging.getLogger(signals.__name__).setLevel(logging.ERROR)
+    _worker.is_prepared = True
+
+
+def _request_stop(cause: str) -> bool:
+    """Ask for a stop; return whether there is anything to wait for."""
+    _worker.is_asked = True
+    job = job_if_any()
+    if job is None or _worker.has_ended.is_set():
+        return False
+    if not job.is_closed:  # Else it may be about to be rescued.
+        job.boundary.request_stop(cause=cause)
+    return True
+
+
+def _wait(seconds: float) -> bool:
+    return _worker.has_ended.wait(seconds)
