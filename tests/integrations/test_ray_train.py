@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 
+import psutil
 import pytest
 
+from elasticrun import ElasticRunError
+from elasticrun.testing import read_trace
 from tests.integrations.raylets import Driven, check_nothing_is_left, raylets
-from tests.support.stage import Stage
+from tests.launcher.running import processes_of
+from tests.support.stage import Stage, wait_until
 
-pytest.importorskip("ray", reason="pip install ray[train]")
-pytest.importorskip("ray.train", reason="pip install ray[train]")
+pytest.importorskip("ray.train", reason="pip install ray[train]", exc_type=ImportError)
 
+import ray.train.v2
+
+from elasticrun.integrations.ray_train import INTERNALS, Elastic, replica
 
 slow = pytest.mark.slow(60)
 
