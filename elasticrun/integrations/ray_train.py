@@ -12,7 +12,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -44,17 +44,11 @@ INTERNALS = {
     "_internal.execution.callback.WorkerGroupCallback.on_worker_group_shutdown": (
         "comes before all else that ends the workers"
     ),
+    "_internal.execution.worker_group.ExecutionGroup.get_workers": (
+        "returns the workers"
+    ),
     "_internal.execution.worker_group.Worker.execute_async": "reaches the workers",
-    "_internal.execution.worker_group.WorkerGroup.get_workers": "returns the workers",
-    "_internal.execution.worker_group.WorkerGroupPollStatus.errors": (
-        "says which workers have failed"
-    ),
-    "_internal.execution.worker_group.WorkerGroupPollStatus.finished": (
-        "says that all workers have returned"
-    ),
-    "_internal.execution.worker_group.WorkerGroupPollStatus.get_preemption_info": (
-        "says that a node is drained"
-    ),
+    "_internal.execution.worker_group.WorkerGroup.poll_status": "takes their reports",
     "_internal.execution.worker_group.WorkerStatus.preemption_info": (
         "says until when Ray waits for the workers of a drained node"
     ),
@@ -63,7 +57,7 @@ INTERNALS = {
     ),
 }
 _TESTED = "Ray 2.60"
-_ANSWER_SECONDS = 10.0
+_ANSWER_SECONDS, _LOOK_SECONDS = 10.0, 0.2
 
 
 def replica(train: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,14 +99,15 @@ class Elastic(WorkerGroupCallback):  # type: ignore[misc]
         # The program is the driver's; workers of all programs run the same script.
         settings = {"ELASTICRUN_JOB": Settings.read().job, "ELASTICRUN_GRACE": grace}
         self._variables = {name: str(value) for name, value in settings.items()}
-        self._workers: Sequence[Any] = ()
+        self._group: Any = None
         self._deadline: float | None = None
+        self._is_stopping = False
 
     # Ray calls these.
 
     def after_worker_group_start(self, worker_group: Any) -> None:
         """Prepare the workers, which run nothing yet."""
-        self._workers, self._deadline = worker_group.get_workers(), None
+        self._group, self._deadline = worker_group, None
         ray.get(self._call(_prepare, self._variables))
 
     def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
@@ -122,15 +117,14 @@ class Elastic(WorkerGroupCallback):  # type: ignore[misc]
             ElasticRunError: The program has stopped the job; else Ray would take it for
                 finished.
         """
-        status = worker_group_status
-        each = status.worker_statuses.values()
-        if status.finished and not status.errors:
-            if any(isinstance(one.return_value, _Stopped) for one in each):
-                raise ElasticRunError(
-                    "the job was stopped by the program; another fit() goes on"
-                )
+        if self._is_stopping:
             return
-        info = status.get_preemption_info()
+        each = worker_group_status.worker_statuses.values()
+        if all(isinstance(one.return_value, _Stopped) for one in each):
+            raise ElasticRunError(
+                "the job was stopped by the program; another fit() goes on"
+            )
+        info = next(filter(None, (one.preemption_info for one in each)), None)
         if info is not None and self._stop("a node is drained"):
             # Ray would wait for the deadline before it starts others. When that is over
             # the restart is a drain's, and no failure.
@@ -154,13 +148,14 @@ class Elastic(WorkerGroupCallback):  # type: ignore[misc]
         """Wait until all workers have stopped; return whether they have in time."""
         if self._deadline is None:
             self._deadline = time.monotonic() + self._grace
-        refs = self._call(_request_stop, cause)
-        if not any(_results(refs, _ANSWER_SECONDS)):
+        if not any(self._ask(_request_stop, cause)):
             return True  # They have ended, or have not begun.
-        seconds = max(self._deadline - time.monotonic(), 0.0)
-        refs = self._call(_wait, seconds)
-        results = _results(refs, seconds + _ANSWER_SECONDS)
-        late = [rank for rank, has_ended in enumerate(results) if has_ended is False]
+        while True:
+            ended = self._ask(_wait, _LOOK_SECONDS)
+            late = [rank for rank, has_ended in enumerate(ended) if has_ended is False]
+            if not late or time.monotonic() >= self._deadline:
+                break
+            self._take_reports()
         if late:
             logger.warning(
                 "%s, and of rank %s no boundary came within the %g s of Elastic(grace="
@@ -171,19 +166,28 @@ class Elastic(WorkerGroupCallback):  # type: ignore[misc]
             )
         return not late
 
+    def _take_reports(self) -> None:
+        """Take what workers report: each waits for that before its next report."""
+        self._is_stopping = True
+        try:
+            self._group.poll_status(_LOOK_SECONDS)
+        finally:
+            self._is_stopping = False
+
+    def _ask(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Return what all workers answer; None of those that do not: they are gone."""
+        refs = self._call(function, *args)
+        ready, _ = ray.wait(refs, num_returns=len(refs), timeout=_ANSWER_SECONDS)
+        answers: list[Any] = [None] * len(refs)
+        for rank, ref in enumerate(refs):
+            with contextlib.suppress(ray.exceptions.RayError):
+                if ref in ready:
+                    answers[rank] = ray.get(ref)
+        return answers
+
     def _call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        return [worker.execute_async(function, *args) for worker in self._workers]
-
-
-def _results(refs: Sequence[Any], seconds: float) -> list[Any]:
-    """Return what workers answer; None of those that do not, as they are gone."""
-    ready, _ = ray.wait(refs, num_returns=len(refs), timeout=seconds)
-    results: list[Any] = [None] * len(refs)
-    for number, ref in enumerate(refs):
-        with contextlib.suppress(ray.exceptions.RayError):
-            if ref in ready:
-                results[number] = ray.get(ref)
-    return results
+        workers = self._group.get_workers()
+        return [worker.execute_async(function, *args) for worker in workers]
 
 
 # In a worker: in the thread of its function, or in the one in which Ray calls it.
