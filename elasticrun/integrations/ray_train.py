@@ -48,7 +48,11 @@ INTERNALS = {
         "returns the workers"
     ),
     "_internal.execution.worker_group.Worker.execute_async": "reaches the workers",
+    "_internal.execution.worker_group.WorkerGroup.get_latest_poll_status": (
+        "has what the workers came to last"
+    ),
     "_internal.execution.worker_group.WorkerGroup.poll_status": "takes their reports",
+    "_internal.execution.worker_group.WorkerGroupPollStatus.errors": "says who failed",
     "_internal.execution.worker_group.WorkerStatus.preemption_info": (
         "says until when Ray waits for the workers of a drained node"
     ),
@@ -167,7 +171,13 @@ class Elastic(WorkerGroupCallback):  # type: ignore[misc]
         return not late
 
     def _take_reports(self) -> None:
-        """Take what workers report: each waits for that before its next report."""
+        """Take what workers report: each waits for that before its next report.
+
+        Not after a failure, which each poll would tell the user's callbacks once more.
+        """
+        latest = self._group.get_latest_poll_status()
+        if latest is not None and latest.errors:
+            return
         self._is_stopping = True
         try:
             self._group.poll_status(_LOOK_SECONDS)
