@@ -36,7 +36,7 @@ setup(
         "examples": ["scikit-learn"],
         "accelerate": ["accelerate>=1.0"],
         "lightning": ["lightning>=2.1"],
-        "ray": ["ray>=2.60"],
+        "ray": ["ray[train]>=2.60"],
         "transformers": ["transformers>=5.23", "accelerate>=1.15"],
         "test": TEST,
         "dev": [*TEST, "mypy", "ruff"],

@@ -106,7 +106,6 @@ def raylets(
     from ray.cluster_utils import Cluster
 
     more |= {"RAY_TMPDIR": temporary(stage), "RAY_AUTH_MODE": "disabled"}
-    more["RAY_raylet_start_wait_time_s"] = int(DEADLINE)  # Of 30, on a busy machine.
     own = variables(stage, **more)
     for name in ("ELASTICRUN_JOB", "ELASTICRUN_CHECKPOINT_DIR"):
         del own[name]
