@@ -129,7 +129,7 @@ class Elastic(WorkerGroupCallback):  # type: ignore[misc]
                 "the job was stopped by the program; another fit() goes on"
             )
         info = next(filter(None, (one.preemption_info for one in each)), None)
-        if info is not None and self._stop("a node is drained"):
+        if info is not None and not self._stop("a node is drained"):
             # Ray would wait for the deadline before it starts others. When that is over
             # the restart is a drain's, and no failure.
             for one in each:
@@ -138,37 +138,39 @@ class Elastic(WorkerGroupCallback):  # type: ignore[misc]
     @contextmanager
     def on_worker_group_shutdown(self) -> Iterator[None]:
         """Stop the workers before their process group is destroyed."""
-        self._stop("Ray Train ends its workers")
+        self._end("Ray Train ends its workers")
         yield
 
     def before_worker_group_abort(self, worker_group_context: Any) -> None:
         """Stop the workers."""
         del worker_group_context
-        self._stop("Ray Train is aborted")
+        self._end("Ray Train is aborted")
 
     # Of the workers.
 
-    def _stop(self, cause: str) -> bool:
-        """Wait until all workers have stopped; return whether they have in time."""
-        if self._deadline is None:
-            self._deadline = time.monotonic() + self._grace
-        if not any(self._ask(_request_stop, cause)):
-            return True  # They have ended, or have not begun.
-        while True:
-            ended = self._ask(_wait, _LOOK_SECONDS)
-            late = [rank for rank, has_ended in enumerate(ended) if has_ended is False]
-            if not late or time.monotonic() >= self._deadline:
-                break
-            self._take_reports()
+    def _end(self, cause: str) -> None:
+        late = self._stop(cause)
         if late:
             logger.warning(
-                "%s, and of rank %s no boundary came within the %g s of Elastic(grace="
+                "%s, and rank %s came to no boundary within the %g s of Elastic(grace="
                 "...): it ends without a checkpoint",
                 cause,
                 ", ".join(map(str, late)),
                 self._grace,
             )
-        return not late
+
+    def _stop(self, cause: str) -> list[int]:
+        """Wait until all workers have stopped; return who has not in time."""
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._grace
+        if not any(self._ask(_request_stop, cause, default=True)):
+            return []  # They have ended, or have not begun.
+        while True:
+            ended = self._ask(_wait, _LOOK_SECONDS, default=False)
+            late = [rank for rank, has_ended in enumerate(ended) if has_ended is False]
+            if not late or time.monotonic() >= self._deadline:
+                return late
+            self._take_reports()
 
     def _take_reports(self) -> None:
         """Take what workers report: each waits for that before its next report.
@@ -184,20 +186,25 @@ class Elastic(WorkerGroupCallback):  # type: ignore[misc]
         finally:
             self._is_stopping = False
 
-    def _ask(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """Return what all workers answer; None of those that do not: they are gone."""
-        refs = self._call(function, *args)
+    def _ask(
+        self, function: Callable[[Any], bool], argument: Any, *, default: bool
+    ) -> list[bool | None]:
+        """Return what each worker answers; None if it is gone.
+
+        Args:
+            default: What stands for the answer of one that is slow.
+        """
+        refs = self._call(function, argument)
         ready, _ = ray.wait(refs, num_returns=len(refs), timeout=_ANSWER_SECONDS)
-        answers: list[Any] = [None] * len(refs)
+        answers: list[bool | None] = [None] * len(refs)
         for rank, ref in enumerate(refs):
             with contextlib.suppress(ray.exceptions.RayError):
-                if ref in ready:
-                    answers[rank] = ray.get(ref)
+                answers[rank] = ray.get(ref) if ref in ready else default
         return answers
 
-    def _call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+    def _call(self, function: Callable[[Any], object], argument: Any) -> list[Any]:
         workers = self._group.get_workers()
-        return [worker.execute_async(function, *args) for worker in workers]
+        return [worker.execute_async(function, argument) for worker in workers]
 
 
 # In a worker: in the thread of its function, or in the one in which Ray calls it.

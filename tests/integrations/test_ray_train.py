@@ -162,7 +162,7 @@ def test_workers_that_come_to_no_boundary_are_not_waited_for(driven: Driven) -> 
     driven.stage.mark("hang")
     driven.process.send_signal(signal.SIGINT)
     driven.wait()
-    said = "of rank 0 no boundary came within the 1 s of Elastic(grace=...)"
+    said = "rank 0 came to no boundary within the 1 s of Elastic(grace=...)"
     wait_until(lambda: said in driven.logs, said)
     check_nothing_is_left(driven)
 
