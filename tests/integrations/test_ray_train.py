@@ -51,10 +51,12 @@ def train(config):
             is_finishing = torch.tensor(int(stage.has("finish")))
             if elasticrun.world_size() > 1:
                 dist.all_reduce(is_finishing)
-            if not is_finishing:
-                # A pace, in which nodes come and go in one epoch: Ray takes a report
-                # each second, and the next one waits for that.
+            # A pace, in which nodes come and go in one epoch.
+            if elasticrun.generation() == 0 and not is_finishing:
+                # Ray takes one report a second, and the next one waits for that.
                 ray.train.report({"loss": 1.0})
+            elif not is_finishing:
+                time.sleep(0.2)
 
 root = sys.argv[1]
 trainer = TorchTrainer(
