@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Iterator
 from operator import attrgetter
@@ -182,8 +183,13 @@ def test_a_program_that_fails_raises(driven: Driven) -> None:
 
 def workers_of(driven: Driven) -> list[psutil.Process]:
     """Return Ray Train's workers."""
-    found = [psutil.Process(pid) for pid in processes_of(driven.stage)]
-    return [one for one in found if one.cmdline()[0].startswith("ray::RayTrainWorker")]
+    found = []
+    for pid in processes_of(driven.stage):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            if " ".join(process.cmdline()).startswith("ray::RayTrainWorker"):
+                found.append(process)
+    return found
 
 
 @pytest.mark.parametrize("name", INTERNALS)
