@@ -47,9 +47,15 @@ INTERNALS = {
     "_internal.execution.worker_group.ExecutionGroup.get_workers": (
         "returns the workers"
     ),
+    "_internal.execution.worker_group.RayTrainWorker.clear_result_queue": (
+        "lets go of reports that nobody takes"
+    ),
     "_internal.execution.worker_group.Worker.execute_async": "reaches the workers",
     "_internal.execution.worker_group.WorkerGroup.get_latest_poll_status": (
         "has what the workers came to last"
+    ),
+    "_internal.execution.worker_group.WorkerGroup.get_worker_group_state": (
+        "has the actor at which reports wait for each other"
     ),
     "_internal.execution.worker_group.WorkerGroup.poll_status": "takes their reports",
     "_internal.execution.worker_group.WorkerGroupPollStatus.errors": "says who failed",
@@ -173,12 +179,14 @@ class Elastic(WorkerGroupCallback):  # type: ignore[misc]
             self._take_reports()
 
     def _take_reports(self) -> None:
-        """Take what workers report: each waits for that before its next report.
-
-        Not after a failure, which each poll would tell the user's callbacks once more.
-        """
+        """Let no worker wait where it reports: for Ray to take that, or for others."""
         latest = self._group.get_latest_poll_status()
         if latest is not None and latest.errors:
+            # A report waits for that of the dead worker, too. No poll here: Ray would
+            # tell the user's callbacks of the failure each time.
+            ray.kill(self._group.get_worker_group_state().sync_actor)
+            for worker in self._group.get_workers():
+                worker.actor.clear_result_queue.remote()
             return
         self._is_stopping = True
         try:

@@ -121,15 +121,23 @@ def test_nodes_that_come_and_are_drained_cost_no_sample(driven: Driven) -> None:
 @slow
 def test_after_a_death_the_last_boundary_is_rescued(driven: Driven) -> None:
     """Of a worker alone, and of a node with all that is on it."""
+
+    def wait_for_batches(generation: int) -> None:
+        delivered = driven.stage.num_delivered
+        wait_until(lambda: delivered(0, generation=generation) > 3, "batches")
+
     nodes = [driven.add_node(), driven.add_node()]
     driven.start(DRIVER.replace("max_failures=0", "max_failures=2"))
     last = driven.wait_until_trains(2)
+    wait_for_batches(last)
     workers_of(driven)[0].kill()
     last = driven.wait_until_trains(2, after=last)
+    wait_for_batches(last)
     driven.kill(nodes[0])
     driven.wait_until_trains(1, after=last)
     finish(driven)
-    assert all(each.get("rescue") for each in driven.stage.committed()[:2])
+    rescues = [each.get("rescue") for each in driven.stage.committed()]
+    assert all(rescues[:2]), driven.output
     delivered = sum(line["num_valid"] for line in read_trace(driven.stage.trace))
     assert delivered <= NUM_SAMPLES + 2 * 2 * 6  # What was under way at each death.
     check_nothing_is_left(driven)
