@@ -66,7 +66,7 @@ INTERNALS = {
         "says what a worker's function has returned"
     ),
 }
-_TESTED = "Ray 2.60"
+_TESTED = "Ray 2.58 and 2.60"
 _ANSWER_SECONDS, _LOOK_SECONDS = 10.0, 0.2
 
 
