@@ -6,6 +6,7 @@ import contextlib
 import copy
 import itertools
 import json
+import logging
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
@@ -65,7 +66,9 @@ class _Given(Streams):
 class Shards(_Given):
     """The shards of a streamed data set of Hugging Face's, as its streams.
 
-    A shard is entered by reading what lies before.
+    A shard is entered by its own `state_dict`, as it was while it was counted, if that
+    leads to the same sample; it does not behind a shuffle buffer. Else what lies before
+    is read.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -73,14 +76,59 @@ class Shards(_Given):
         names = [f"shard {number}" for number in range(self._num_shards)]
         super().__init__(dataset, names)
 
-    def open(self, stream: int, first: int) -> Iterator[dict[str, Any]]:
-        shard = self.dataset.shard(num_shards=self._num_shards, index=stream)
-        # By batches: for single samples it would share itself out among workers.
+    def scan(self, stream: int) -> Scan:
+        """Count the samples; a mark is the shard's state as JSON."""
+        shard, count, second = self._shard(stream), 0, ""
+        states = [_as_json(shard.state_dict())]
         for rows in shard.iter(batch_size=_READ_AT_ONCE):
-            num_rows = len(next(iter(rows.values())))
-            for row in range(first, num_rows):
-                yield {column: values[row] for column, values in rows.items()}
-            first = max(first - num_rows, 0)
+            if count == STRIDE:
+                second = text_of(_samples(rows))
+            count += _num_rows(rows)
+            if count == STRIDE * len(states):
+                states.append(_as_json(shard.state_dict()))
+        if not (all(states) and second and len(states) > count // STRIDE):
+            return Scan(count)
+        with _said_by_nobody("datasets.iterable_dataset"):  # Of a shuffle buffer.
+            shard = self._shard(stream)
+            shard.load_state_dict(json.loads(states[1]))
+            entered = text_of(_samples(next(shard.iter(_READ_AT_ONCE), {})))
+        return Scan(count, np.array(states)) if entered == second else Scan(count)
+
+    def open(self, stream: int, first: int) -> Iterator[dict[str, Any]]:
+        shard = self._shard(stream)
+        if self._scans is not None and len(self._scans[stream].marks):
+            number, text = self.mark(stream, first)
+            shard.load_state_dict(json.loads(str(text)))
+            first -= number
+        for rows in shard.iter(batch_size=_READ_AT_ONCE):
+            yield from itertools.islice(_samples(rows), first, None)
+            first = max(first - _num_rows(rows), 0)
+
+    def _shard(self, stream: int) -> Any:
+        return self.dataset.shard(num_shards=self._num_shards, index=stream)
+
+
+@contextlib.contextmanager
+def _said_by_nobody(name: str) -> Iterator[None]:
+    """Let a logger say nothing for a while."""
+    log = logging.getLogger(name)
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+# By batches: for single samples a shard would share itself out among workers.
+
+
+def _num_rows(rows: dict[str, Any]) -> int:
+    return len(next(iter(rows.values()), ()))
+
+
+def _samples(rows: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for row in range(_num_rows(rows)):
+        yield {column: values[row] for column, values in rows.items()}
 
 
 class Iterated(_Given):
@@ -123,12 +171,7 @@ class Iterated(_Given):
         holder = self.dataset if self._has_own_place(samples) else samples
         if not (hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict")):
             return ""
-        state = holder.state_dict()
-        try:
-            text = json.dumps(state)
-        except TypeError:
-            return ""
-        return text if json.loads(text) == state else ""
+        return _as_json(holder.state_dict())
 
     def open(self, stream: int, first: int) -> Iterator[Any]:
         number, state = 0, copy.deepcopy(self._start)
@@ -164,3 +207,12 @@ class Iterated(_Given):
                     "__iter__ return an iterator that keeps the place."
                 )
             yield sample
+
+
+def _as_json(state: Any) -> str:
+    """Return a state as JSON, or nothing if that would not be the same."""
+    try:
+        text = json.dumps(state)
+    except TypeError:
+        return ""
+    return text if json.loads(text) == state else ""

@@ -72,6 +72,32 @@ def test_workers_deliver_what_one_process_does(kind: str, tmp_path: Path) -> Non
     assert run_once(lambda: delivered(2)) == here
 
 
+@pytest.mark.parametrize("is_shuffled", [False, True])
+def test_a_shard_of_hugging_faces_is_entered_by_its_state_if_that_is_exact(
+    is_shuffled: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    datasets = pytest.importorskip("datasets", reason="an extra")
+    seen = []
+
+    def note(row: dict[str, int]) -> dict[str, int]:
+        seen.append(row["n"])
+        return row
+
+    rows = datasets.IterableDataset.from_generator(
+        lambda: ({"n": number} for number in range(3 * STRIDE))
+    )
+    if is_shuffled:
+        rows = rows.shuffle(seed=0, buffer_size=100)
+    streams = streams_of(rows.map(note))
+    expected = [each["n"] for each in streams.open(0, 0)]
+    streams.count_all()
+    seen.clear()
+    first = 2 * STRIDE + 3
+    assert [each["n"] for each in streams.open(0, first)] == expected[first:]
+    assert len(seen) == (3 * STRIDE if is_shuffled else STRIDE)
+    assert not caplog.records
+
+
 def test_tokens_are_sequences_with_their_targets(tmp_path: Path) -> None:
     tokens = [np.arange(length, dtype=np.uint16) for length in (0, 8, 25, 33)]
     for number, each in enumerate(tokens):
