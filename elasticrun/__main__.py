@@ -126,6 +126,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--notice", metavar="aws|gcp|azure|URL",
         help="who says that this machine is about to be taken away: save and leave "
         "then")  # fmt: skip
+    add("--scale-by", metavar="efficiency:SHARE|COMMAND",
+        help="the most replicas that are worth SHARE of one each, or what a command "
+        "prints that gets their table as JSON; within --replicas MIN:MAX")  # fmt: skip
     add("--lifeline", type=int, help=argparse.SUPPRESS)
     add("--function", action="store_true", help=argparse.SUPPRESS)
     add("-m", dest="is_module", action="store_true", help="SCRIPT is a module's name")

@@ -101,6 +101,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         is_linted=arguments.lint,
         nodes=nodes,
         notice=arguments.notice,
+        scale_by=arguments.scale_by,
     )
 
 
@@ -109,6 +110,16 @@ def _check(arguments: argparse.Namespace, nodes: NodeSettings | None) -> None:
         raise OptionError(
             f"launch() trains on this machine alone, and PET_NNODES={arguments.nodes} "
             "says that it is one of several. Use `elasticrun run`, or set PET_NNODES=1."
+        )
+    if arguments.scale_by is not None and nodes is not None:
+        raise OptionError(
+            "--scale-by with --nodes: each launcher would decide for its own replicas "
+            "by what all of them give. Let your cluster's scheduler decide, by "
+            "`elasticrun status --scaling --json`."
+        )
+    if arguments.scale_by is not None and ":" not in (arguments.replicas or ""):
+        raise OptionError(
+            "--scale-by needs --replicas MIN:MAX, between which it may go."
         )
     if arguments.spares and nodes is not None:
         raise OptionError(

@@ -121,6 +121,7 @@ class Options:
         is_linted: Whether errors that the linter finds in the script are shown.
         nodes: The machines of the job; None for this one alone.
         notice: Who says that this machine is about to be taken away, if anybody.
+        scale_by: What decides how many replicas there are, if anything does.
     """
 
     program: Program
@@ -141,6 +142,7 @@ class Options:
     is_linted: bool = True
     nodes: NodeSettings | None = None
     notice: str | None = None
+    scale_by: str | None = None
 
     @property
     def how_to_go_on(self) -> str:
