@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,7 +47,10 @@ class GradientHooks:
     reduces them, also for parameters that have no gradient there.
 
     The hooks sit on the graph's nodes that add to `.grad`: `torch.autograd.grad` passes
-    them by, and the user's own hooks on parameters see the gradients of their loss.
+    them by, and the user's own hooks on parameters see the gradients of their loss. But
+    such a node goes on asking Python for hooks when they are removed, which takes
+    longer than a small layer. So where gradients are only measured, in one step of
+    many, hooks sit on the parameters, unless the user's do.
 
     Args:
         module: With parameters to train.
@@ -84,7 +88,8 @@ class GradientHooks:
         # that weight by their dtypes, from the first gradient of each on.
         self._multiplied_part: Part | None = None
         self._multipliers: dict[torch.dtype, Tensor] = {}
-        self._hides_too = False  # Whether the hooks are also those that hide.
+        self._hides_too = False  # Whether the hooks are also those that hide,
+        self._only_measures = False  # or such that are for a measured step alone.
         self._micro_batch: object = None  # In which the earlier ones' were hidden.
         self._checked_loop: object = None  # The last one of `_check_own`.
         self._has_warned = False
@@ -132,7 +137,7 @@ class GradientHooks:
         self._multipliers.clear()
         is_measured = self._measuring is not None
         if hides or weight != 1.0 or is_measured:
-            self._hook(hides=hides)
+            self._hook(hides=hides, only_measures=not hides and weight == 1.0)
             self._prepared_part = _NEVER
             if weight and not (hides or self._searches_unused or is_measured):
                 self._multiplied_part = part
@@ -167,19 +172,38 @@ class GradientHooks:
         """Remove the hooks; `prepare` puts them back if it finds a need."""
         for hook in self._hooks:
             hook.remove()
+        for parameter in self._parameters if self._only_measures else ():
+            if not parameter._backward_hooks:  # Then nothing asks for hooks any more.
+                parameter._backward_hooks = None
+        self._only_measures = False
         self._hooks, self._nodes, self._hooked = [], [], []
         self._prepared_part = _NEVER
 
-    def _hook(self, *, hides: bool) -> None:
+    def _hook(self, *, hides: bool, only_measures: bool) -> None:
         hooked = [parameter.requires_grad for parameter in self._parameters]
-        if hooked == self._hooked and (self._hides_too or not hides):
+        is_enough = (self._hides_too or not hides) and (
+            only_measures or not self._only_measures
+        )
+        if hooked == self._hooked and is_enough:
             return  # Those that hide do no harm; another change of hooks costs more.
         self.unhook()
-        self._hides_too = hides
+        self._hides_too, self._only_measures = hides, only_measures
         for parameter in self._parameters:
-            if parameter.requires_grad:
+            if parameter.requires_grad and only_measures and not _has_hooks(parameter):
+                register: Any = parameter.register_hook
+                self._hooks.append(register(self._reading(parameter)))
+            elif parameter.requires_grad:
                 self._hook_one(parameter)
         self._hooked = hooked
+
+    def _reading(self, parameter: Tensor) -> Callable[[Tensor], Tensor | None]:
+        """Return a hook for a parameter whose gradients are only measured."""
+
+        def before(gradient: Tensor) -> Tensor | None:
+            weighed = self._before_adding(parameter, gradient)
+            return None if weighed is None else weighed[0]
+
+        return before
 
     def _hook_one(self, parameter: Tensor) -> None:
         node = get_gradient_edge(parameter).node
@@ -317,6 +341,10 @@ class GradientHooks:
         if self._micro_batch is not micro_batch:
             self._micro_batch = micro_batch
             self._partial.hide_all()
+
+
+def _has_hooks(parameter: Tensor) -> bool:
+    return bool(parameter._backward_hooks)
 
 
 def _factor(weight: float, dtype: torch.dtype) -> Tensor:

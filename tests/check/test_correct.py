@@ -52,6 +52,7 @@ def test_batch_sizes_are_not_decided_in_a_check(tmp_path: Path) -> None:
     assert found.code == 0, found.report
 
 
+@pytest.mark.wide
 def test_the_digits_example(tmp_path: Path) -> None:
     (tmp_path / "digits.py").write_bytes((ROOT / "examples/digits.py").read_bytes())
     kept = tmp_path / "digits-checkpoints"

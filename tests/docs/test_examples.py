@@ -127,6 +127,7 @@ def test_script_of_a_framework_learns_the_same_through_a_stop(
 
 
 @pytest.mark.slow(120)
+@pytest.mark.wide
 def test_demo_passes() -> None:
     done = subprocess.run(
         [sys.executable, "demo.py"],
@@ -169,6 +170,7 @@ def test_demo_sees_a_repeated_sample() -> None:
 
 
 @pytest.mark.slow(60)
+@pytest.mark.wide
 def test_readme_shows_what_the_terminal_shows(tmp_path: Path) -> None:
     (shown,) = [
         block.code

@@ -91,6 +91,7 @@ def test_nodes_that_start_at_once_find_each_other(stage: Stage, start: Start) ->
     assert sizes(stage) == {0: 3}
 
 
+@pytest.mark.wide
 def test_the_node_that_serves_leaves_and_costs_nothing(
     stage: Stage, start: Start
 ) -> None:

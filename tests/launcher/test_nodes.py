@@ -187,6 +187,7 @@ def test_a_hang_that_one_node_sees_prints_the_stacks_of_all(
     assert "a replica on another node hangs: printing the stacks" in other.events
 
 
+@pytest.mark.wide
 def test_too_few_nodes_wait_for_another_one(stage: Stage, start: Start) -> None:
     options = ["--max-restarts", 0, "--", *HOLDS]
     stays, goes = (start(*options, nodes="2") for _ in range(2))
@@ -224,6 +225,7 @@ def test_a_node_that_is_killed_costs_what_came_after_the_last_checkpoint(
     check_every_sample_was_trained(stage)
 
 
+@pytest.mark.wide
 def test_scaling_on_one_node_never_forms_a_smaller_world(
     stage: Stage, start: Start
 ) -> None:

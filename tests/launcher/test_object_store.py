@@ -23,6 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.slow(50)
+@pytest.mark.wide
 def test_a_job_is_killed_rescaled_and_finished(stage: Stage, bucket: Bucket) -> None:
     options = [
         *("--replicas", 2, "--checkpoint-dir", bucket.url),

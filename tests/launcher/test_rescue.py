@@ -193,6 +193,7 @@ def test_it_can_be_left_out(stage: Stage, calm: str) -> None:
     assert resumed_at(job) == []  # It began anew: nothing was saved before.
 
 
+@pytest.mark.wide
 def test_the_survivor_of_another_machine_saves(
     stage: Stage, calm: str, start: Start
 ) -> None:

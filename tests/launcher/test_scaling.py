@@ -41,6 +41,7 @@ def wait_until_measured(job: Running, replicas: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.wide
 def test_a_scheduler_reads_how_many_replicas_are_worth_it(stage: Stage) -> None:
     with running(stage, "--replicas", 1, script=PROGRAM) as job:
         rows = wait_until_measured(job, 1)

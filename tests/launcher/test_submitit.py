@@ -40,6 +40,7 @@ def train(root):
 
 
 @pytest.mark.parametrize("is_all", [True, pytest.param(False, marks=pytest.mark.soak)])
+@pytest.mark.wide
 def test_a_call_that_is_preempted_goes_on_where_it_was(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, is_all: bool
 ) -> None:

@@ -163,6 +163,7 @@ def signal_everything(stage: Stage, agent: psutil.Popen) -> None:
         signal_everything,
     ],
 )
+@pytest.mark.wide
 def test_a_signal_saves_once_and_the_same_command_goes_on(
     stage: Stage, uninterrupted: Stage, by: Callable[[Stage, psutil.Popen], None]
 ) -> None:
@@ -222,6 +223,7 @@ def test_a_killed_rank_is_replaced_and_the_first_new_generation_goes_on(
 # Two machines
 
 
+@pytest.mark.wide
 def test_a_node_joins_and_a_node_dies(stage: Stage, uninterrupted: Stage) -> None:
     command = torchrun(
         stage,

@@ -79,6 +79,24 @@ def test_one_batch_in_32_is_measured(size: int | None) -> None:
         assert num_iterations == 40 + 2  # Those two came in two micro-batches each.
 
 
+@pytest.mark.usefixtures("job")
+@pytest.mark.filterwarnings("ignore:measure_noise=True measures nothing here")
+def test_after_a_measured_step_nothing_asks_for_hooks_but_those_of_the_user() -> None:
+    net = nn.Sequential(network(), nn.BatchNorm1d(2).double())  # Not cut in two.
+    training = Training(net, 4, 12)
+    own, *others = net.parameters()
+    called = []
+    own.register_hook(lambda gradient: called.append(gradient))
+    hooked = []
+    for x, y in training.loader:
+        training.backward(x, y, zeroes=True)
+        training.optimizer.step()
+        hooked.append(any(each._backward_hooks is not None for each in others))
+    assert hooked == [True, False, False]
+    assert len(called) == 3
+    assert len(own._backward_hooks or {}) == 1
+
+
 @pytest.mark.usefixtures("job", "each_step")
 def test_gradients_that_add_to_earlier_ones_are_not_measured() -> None:
     training = Training(network(), 12)
