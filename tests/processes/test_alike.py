@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from elasticrun import (
     AdaptiveDataLoader,
@@ -30,7 +31,9 @@ class Looping:
 
     def __call__(self) -> str:
         same_on_replicas._WAIT_SECONDS = DEADLINE  # However late one of them comes.
-        return self.loop()
+        refusal = self.loop()
+        dist.barrier()  # Rank 0's end would be that of the store.
+        return refusal
 
     def loop(self) -> str:
         """Return why the loader is refused, if it is."""

@@ -25,7 +25,7 @@ from elasticrun.checkpoint.manifest import MANIFEST_NAME
 from elasticrun.job import job
 from elasticrun.testing import read_trace, run_generation, start_generation
 from tests.support.data import Numbers
-from tests.support.loops import Loop, held, stop_at, value_after
+from tests.support.loops import Loop, held, is_stop_due, stop_at, value_after
 from tests.support.stage import DEADLINE, Stage, freeze, wait_until
 
 pytestmark = pytest.mark.slow
@@ -54,6 +54,8 @@ def saving(stage: Stage, *batches: int, then: Callable[[], object]) -> Loop:
     def body(loader: AdaptiveDataLoader) -> None:
         if loader.batch_index in batches:
             request_checkpoint()
+            # Or a slow agreement is for a boundary behind where all wait for it.
+            wait_until(is_stop_due, "the agreement")
         if loader.batch_index == max(batches) + 20:
             wait_until(stage.committed, "the checkpoint")
             then()

@@ -102,7 +102,7 @@ def hold_at(stage: Stage, batch: int, *ranks: int) -> Callable[[Any], None]:
 
 
 def is_stop_due() -> bool:
-    """Return whether the replicas have agreed to stop at a boundary to come."""
+    """Return whether replicas have agreed to stop, or save, at a boundary to come."""
     return bool(current_job()._gate._due)
 
 
