@@ -145,7 +145,7 @@ def test_a_program_without_boundaries_is_told_so(stage: Stage) -> None:
         "    optimizer.step()\n"
     )
     why = "times since the last boundary, outside of any loop over an Adaptive"
-    with running(stage, script=script, ELASTICRUN_GRACE=0.5) as job:
+    with running(stage, script=script, ELASTICRUN_GRACE=5) as job:
         wait_until(lambda: why in job.events)
         wait_until(lambda: why in (job.status()["no_boundary"] or ""))
         assert why in job.ask("status").stdout
