@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import BinaryIO, NamedTuple
 
 from torch import Tensor
@@ -23,19 +23,21 @@ from elasticrun.replicas.gathering import gather
 _MOST_STEPS = 512  # That are kept.
 
 
+_Part = tuple[Sequence[float], Sequence[int]]  # Squares and sizes of a StepPart.
+
+
 class StepPart(NamedTuple):
     """One replica's part in what a step tells; numbers may still be computed.
 
     Attributes:
-        chunk_squares: As of `measure_step`, of its own chunks.
-        num_chunks: How many these are.
-        total_square: The same on all replicas.
+        squares: The squared norm of each chunk's part of the gradient, a mean over the
+            global batch; and after them that of the gradient itself.
+        sizes: How many samples each chunk has, of this replica's.
         batch_size: The same on all replicas.
     """
 
-    chunk_squares: Tensor
-    num_chunks: int
-    total_square: Tensor
+    squares: Tensor
+    sizes: tuple[int, ...]
     batch_size: int
 
 
@@ -45,12 +47,17 @@ class NoiseRecord(BaseState):
     Replicas keep their parts of steps, which are added up in each save and when the
     program asks: a step communicates nothing for it.
 
+    Args:
+        has_shards: Whether each replica knows a part of every gradient, and a chunk is
+            what all have in one micro-batch. Else a chunk is one replica's.
+
     Attributes:
         progress: The steps with batches of the first size that the training is worth.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, has_shards: bool = False) -> None:
         super().__init__(name)
+        self._has_shards = has_shards
         self._steps: deque[MeasuredStep] = deque(maxlen=_MOST_STEPS)
         self._parts: deque[StepPart] = deque(maxlen=_MOST_STEPS)
         self.progress = 0.0
@@ -66,22 +73,32 @@ class NoiseRecord(BaseState):
 
     def sum_parts(self) -> None:
         """Add up the parts of all replicas. Collective."""
-        own = [
-            (float(part.chunk_squares), part.num_chunks, float(part.total_square))
-            for part in self._parts
-        ]
+        own = [(part.squares.tolist(), part.sizes) for part in self._parts]
         gathered = gather(own, before_reading=current_job().wait_for_gpu)
         for *of_replicas, part in zip(*gathered, self._parts, strict=True):
-            squares, chunks, totals = zip(*of_replicas, strict=True)
-            step = measure_step(
-                chunk_squares=math.fsum(squares),
-                total_square=totals[0],
-                batch_size=part.batch_size,
-                num_chunks=sum(chunks),
-            )
+            step = self._step_of(of_replicas, part.batch_size)
             if step is not None:
                 self._steps.append(step)
         self._parts.clear()
+
+    def _step_of(self, parts: list[_Part], batch_size: int) -> MeasuredStep | None:
+        """Return what the replicas' parts of one step tell together."""
+        if self._has_shards:
+            parts = [_joined(parts)]
+        chunks = [
+            (square, size)
+            for (*squares, _), sizes in parts
+            for square, size in zip(squares, sizes, strict=True)
+            if size > 0
+        ]
+        return measure_step(
+            chunk_squares=math.fsum(
+                square * batch_size / size for square, size in chunks
+            ),
+            total_square=parts[0][0][-1],
+            batch_size=batch_size,
+            num_chunks=len(chunks),
+        )
 
     def sync(self) -> None:
         self.sum_parts()
@@ -105,3 +122,12 @@ class NoiseRecord(BaseState):
         values = json.loads(fileobj.read())
         self._steps.extend(MeasuredStep(*step) for step in values["steps"])
         self.progress = float(values["progress"])
+
+
+def _joined(parts: list[_Part]) -> _Part:
+    """Return as one what replicas know of shards."""
+    squares, sizes = zip(*parts, strict=True)
+    return (
+        [math.fsum(each) for each in zip(*squares, strict=True)],
+        [sum(each) for each in zip(*sizes, strict=True)],
+    )

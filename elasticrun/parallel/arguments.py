@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from elasticrun.checkpoint.states.stateful import Stateful, has_shards
+from elasticrun.checkpoint.states.stateful import Stateful
 from elasticrun.errors import ElasticRunError
 
 
@@ -116,23 +116,37 @@ def check_belong(
             )
 
 
-def check_measurable(module: nn.Module, optimizers: Mapping[str, Any]) -> None:
-    """Refuse to measure the noise of gradients that nobody sees whole.
+def check_measurable(optimizers: Mapping[str, Any]) -> None:
+    """Refuse to measure the noise without knowing where a step ends.
 
     Raises:
         ValueError: No optimizer is given.
-        ElasticRunError: Parameters are sharded, as by FSDP.
     """
     if not any(isinstance(each, Optimizer) for each in optimizers.values()):
         raise ValueError(
             "measure_noise=True needs the optimizer, since a step ends with it: "
             "AdaptiveDataParallel(module, optimizer, measure_noise=True)."
         )
-    if has_shards(module):
+
+
+def check_sharded(module: nn.Module, options: Mapping[str, Any]) -> None:
+    """Refuse a sharded module that is not as `fully_shard` makes it, or has options.
+
+    Raises:
+        TypeError: There are options, which are DDP's.
+        ElasticRunError: It was sharded otherwise, or only in parts.
+    """
+    if options:
+        raise TypeError(
+            f"{type(module).__name__} is sharded, so there is no "
+            f"DistributedDataParallel to have the options {', '.join(options)}."
+        )
+    if not hasattr(module, "set_requires_gradient_sync"):
         raise ElasticRunError(
-            f"measure_noise=True, but parameters of {type(module).__name__} are "
-            "sharded (FSDP). No replica sees the gradient of its own samples then. "
-            "Measure without shards, or leave measure_noise out."
+            f"parameters of {type(module).__name__} are sharded, but not by a "
+            "fully_shard of the whole. Call torch.distributed.fsdp.fully_shard for it, "
+            "too, after its layers; or train it without AdaptiveDataParallel: "
+            "register() it, and multiply the loss with loader.loss_weight."
         )
 
 

@@ -6,7 +6,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.optim import Optimizer
 
 from elasticrun.adaptive.noise import Noise
+from elasticrun.checkpoint.states.stateful import has_shards
+from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import current_job
 from elasticrun.job.job import Job
 from elasticrun.job.loop import LoopedLoader
@@ -27,6 +29,7 @@ from elasticrun.parallel.arguments import (
     check_module,
     check_options,
     check_scalable,
+    check_sharded,
     name_states,
 )
 from elasticrun.parallel.gradient_hooks import GradientHooks
@@ -35,6 +38,9 @@ from elasticrun.parallel.rates import Rates, Scaling, needs_gain
 from elasticrun.parallel.reduction import Reduction
 from elasticrun.parallel.states import ParallelState
 from elasticrun.parallel.weighing import Weighing
+
+if TYPE_CHECKING:
+    from elasticrun.parallel.sharded import ShardedGradients
 
 _PREFIX = "module."
 _COMPILED = "_orig_mod."  # What torch.compile puts before the names in a module.
@@ -48,7 +54,8 @@ _MEASURED = {"noise": "measure_noise=True", "progress": 'scaling="adascale"'}
 class AdaptiveDataParallel(nn.Module):
     """A module whose training step is the same at any world size.
 
-    With several replicas it is a `DistributedDataParallel`, with one the bare module.
+    With several replicas it is a `DistributedDataParallel`, with one the bare module; a
+    module that `fully_shard` has sharded stays what it is.
     Gradients are weighed by each micro-batch's share in the global batch, as the mean
     over its samples needs it; other means, sums, and losses over outputs of other
     replicas go through `weigh`. Where `max_local_batch_size` cuts the batch into
@@ -64,7 +71,7 @@ class AdaptiveDataParallel(nn.Module):
 
     Buffers, such as BatchNorm's averages, are rank 0's on all replicas after each
     training step. Forward passes without gradients communicate nothing, so replicas may
-    evaluate different numbers of batches.
+    evaluate different numbers of batches. Neither is true of a sharded module.
 
     Parameters may be frozen and unfrozen later. Gradients that would stay a replica's
     own, as those of a second backward pass after one forward pass, are refused.
@@ -83,7 +90,8 @@ class AdaptiveDataParallel(nn.Module):
             after the module's name and a dot if that is not "model".
         measure_noise: Measure the noise of gradients in every 32nd global batch of a
             loop over a loader; see `noise`. One replica that has such a batch in one
-            micro-batch gets it in two, unless the model has BatchNorm.
+            micro-batch gets it in two, unless the model has BatchNorm; so do several
+            whose parameters are sharded.
         scaling: How learning rates follow the size of a global batch, over the first
             size of the loader's plan: in each step those of the optimizer are
             multiplied, and then put back. "linear" or "sqrt" of the ratio; "adascale"
@@ -96,14 +104,14 @@ class AdaptiveDataParallel(nn.Module):
     Raises:
         TypeError: An option is none of `DistributedDataParallel`'s; an optimizer or
             scheduler has no state, or stands in the other's place; or the module is
-            wrapped already.
+            wrapped already, or sharded and there are `ddp_kwargs`.
         ValueError: The module has no parameter to train, an optimizer has none of its
             parameters, `static_graph` is set, there is no such `scaling`, or noise is
             to be measured or rates scaled without an optimizer of torch's.
         StateNameError: A name is taken, or is not a plain file name.
         CheckpointError: A saved state does not fit.
         ElasticRunError: An optimizer is LBFGS, and there are several replicas; or
-            noise is to be measured, and parameters are sharded.
+            parameters are sharded, but not by a `fully_shard` of the module.
     """
 
     module: nn.Module
@@ -130,12 +138,15 @@ class AdaptiveDataParallel(nn.Module):
         schedulers = name_states(f"{prefix}lr_scheduler", lr_scheduler)
         check_belong(module, optimizers.values(), schedulers.values())
         check_closures(optimizers.values(), world_size=job.world_size)
+        is_sharded = has_shards(module)
+        if is_sharded:
+            check_sharded(_bare(module), ddp_kwargs)
         self.module = module
         self.training = module.training
         # Past nn.Module's own __setattr__, whose modules take longer to be found.
         object.__setattr__(self, "_replica", module)
         self._reduction = None
-        if job.world_size > 1:
+        if job.world_size > 1 and not is_sharded:
             self._reduction = Reduction(module, ddp_kwargs, job)
             self._replica = self._reduction.run
         self._weighing = job.get_or_make(Weighing, job.world_size)
@@ -144,14 +155,24 @@ class AdaptiveDataParallel(nn.Module):
         if scaling is not None:
             check_scalable(optimizers)
         if measure_noise or follows_gain:
-            check_measurable(module, optimizers)
-            self._noise = NoiseRecord(f"{prefix}noise")
-        self._gradient_hooks = GradientHooks(
-            module, self._reduction, weighing=self._weighing, meter=self._meter(job)
-        )
+            check_measurable(optimizers)
+            self._noise = NoiseRecord(f"{prefix}noise", has_shards=is_sharded)
+        self._gradient_hooks: GradientHooks | ShardedGradients
+        meter = self._meter(job, is_sharded=is_sharded)
+        if is_sharded:
+            from elasticrun.parallel.sharded import ShardedGradients  # FSDP is slow.
+
+            hooks = ShardedGradients(module, weighing=self._weighing, meter=meter)
+            self._gradient_hooks, self._replica = hooks, hooks.run
+            job.register(state_of(name, _bare(module)))
+        else:
+            self._gradient_hooks = GradientHooks(
+                module, self._reduction, weighing=self._weighing, meter=meter
+            )
+            has_common = bool(ddp_kwargs.get("broadcast_buffers", True))
+            bare = _bare(module)
+            job.register(ParallelState(name, self, bare, has_common=has_common))
         job.boundary.put_off_while(lambda: self._gradient_hooks.has_unstepped)
-        has_common = bool(ddp_kwargs.get("broadcast_buffers", True))
-        job.register(ParallelState(name, self, _bare(module), has_common=has_common))
         record = self._noise if follows_gain else None
         self._rates = None if scaling is None else Rates(scaling, record)
         for state_name, target in (optimizers | schedulers).items():
@@ -163,18 +184,18 @@ class AdaptiveDataParallel(nn.Module):
             if self._rates is not None and follows_gain:
                 replace_method(target, "step", self._rates.step_scheduler)
 
-    def _meter(self, job: Job) -> NoiseMeter | None:
+    def _meter(self, job: Job, *, is_sharded: bool) -> NoiseMeter | None:
         """Return what measures the noise of gradients, if that is to be known."""
         if self._noise is None:
             return None
         job.register(self._noise)
         has_batch_norm = any(isinstance(m, _BATCH_NORMS) for m in self.module.modules())
-        if job.world_size == 1 and not has_batch_norm:
+        if (job.world_size == 1 or is_sharded) and not has_batch_norm:
             job.cuts_for_noise = lambda: self.training and torch.is_grad_enabled()
         return NoiseMeter(
             list(self.module.parameters()),
             self._noise,
-            world_size=job.world_size,
+            num_summed=1 if is_sharded else job.world_size,
             scalers=lambda: (
                 state.target
                 for state in job.states
@@ -285,13 +306,22 @@ class AdaptiveDataParallel(nn.Module):
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Let one of DDP's communication hooks average the gradients, as a DDP does.
 
-        With one replica there is nothing to communicate. Compressed gradients are not
+        With one replica there is nothing to communicate; FSDP has hooks of its own.
+        Compressed gradients are not
         those of one replica to rounding. What a hook remembers from step to step, as
         PowerSGD does, is in no checkpoint: after a restart it begins anew.
 
         Collective: call it on every replica, once, before training.
         Replay: registers again in each generation.
+
+        Raises:
+            ElasticRunError: Parameters are sharded.
         """
+        if not isinstance(self._gradient_hooks, GradientHooks):
+            raise ElasticRunError(
+                "register_comm_hook is DDP's, and these parameters are sharded. FSDP "
+                "has set_custom_reduce_scatter and others: call them for the module."
+            )
         if self._reduction is not None:
             self._reduction.register_comm_hook(state, hook)
 
@@ -301,10 +331,12 @@ class AdaptiveDataParallel(nn.Module):
         For accumulating over several global batches; as with DDP, the first pass
         outside reduces all that has been accumulated.
         """
-        if self._reduction is None:
+        if self._reduction is not None:
+            context: AbstractContextManager[None] = self._reduction.ddp.no_sync()
+            return context
+        if isinstance(self._gradient_hooks, GradientHooks):
             return nullcontext()
-        context: AbstractContextManager[None] = self._reduction.ddp.no_sync()
-        return context
+        return self._gradient_hooks.no_sync()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the bare module's state."""

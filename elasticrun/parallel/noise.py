@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from torch.amp import GradScaler
 from torch.nn.utils import get_total_norm
 
 from elasticrun.adaptive.noise import is_measured
+from elasticrun.checkpoint.states.stateful import local_shard
 from elasticrun.errors import ElasticRunError, warn_at_program
 from elasticrun.job.loop import Loop, MicroBatch
 from elasticrun.job.noise import NoiseRecord, StepPart
@@ -19,9 +22,10 @@ Scalers = Callable[[], Iterable[GradScaler]]
 _LOW = (torch.float16, torch.bfloat16)
 
 _BATCH_NORM = (
-    "measure_noise=True measures nothing here: one replica has each global batch in "
-    "one piece, and a model with BatchNorm cannot have it cut in two now and then. "
-    "Give the AdaptiveDataLoader a max_local_batch_size."
+    "measure_noise=True measures nothing here: each global batch is one piece (that of "
+    "one replica, or of all if parameters are sharded), and a model with BatchNorm "
+    "cannot have it cut in two now and then. Give the AdaptiveDataLoader a "
+    "max_local_batch_size."
 )
 
 
@@ -34,6 +38,7 @@ class NoiseMeter:
     Args:
         parameters: Those of the model.
         record: Where this replica's part of each step goes.
+        num_summed: How many replicas' gradients are averaged after they were seen.
         scalers: Returns those that the job has registered.
         warns_of_one_chunk: Whether a step in one chunk is to be warned of, once.
     """
@@ -43,13 +48,13 @@ class NoiseMeter:
         parameters: Sequence[Tensor],
         record: NoiseRecord,
         *,
-        world_size: int,
+        num_summed: int,
         scalers: Scalers,
         warns_of_one_chunk: bool,
     ) -> None:
         self._parameters = parameters
         self._record = record
-        self._world_size = world_size
+        self._num_summed = num_summed
         self._scalers = scalers
         self._warns_of_one_chunk = warns_of_one_chunk
         self._keeps = False  # Whether a chunk's gradients come in several pieces.
@@ -93,7 +98,7 @@ class NoiseMeter:
     def correct(self, factor: Tensor | float) -> None:
         """Note that the chunks before this one were multiplied with a factor."""
         if self._step is not None:
-            self._step.chunk_squares = self._step.chunk_squares * factor**2
+            self._step.squares = [each * factor**2 for each in self._step.squares]
 
     def spoil(self) -> None:
         """Note that the step's chunks are not what it steps with."""
@@ -113,15 +118,15 @@ class NoiseMeter:
         step.is_over = True
         step.end_chunk()
         part = loop.current.part
-        num_chunks = min(part.local_batch_size, part.micro + 1)
-        if num_chunks == 1 < part.local_batch_size == part.global_batch_size:
+        is_one_chunk = part.micro == 0 and self._num_summed == 1
+        if is_one_chunk and part.global_batch_size > 1:
             self._warn_of_one_chunk()
         unit = torch.nan if step.is_spoilt else self._unit()
+        squares = [square / self._num_summed**2 for square in step.squares]
         self._record.add(
             StepPart(
-                step.chunk_squares / (unit * self._world_size) ** 2,
-                num_chunks,
-                step.total_square / unit**2,
+                torch.stack([*squares, step.total_square.to(squares[0])]) / unit**2,
+                tuple(step.sizes),
                 part.global_batch_size,
             )
         )
@@ -150,7 +155,8 @@ class _Step:
         micro_batch: In which the last backward pass was.
         norms: Of the current chunk's gradients.
         sums: These gradients by their parameters; None where only their norm is kept.
-        chunk_squares: Of the chunks before, each over its share of the samples.
+        squares: Of the chunks before, each a mean over the global batch.
+        sizes: How many samples of this replica's these have.
         total_square: Of the gradients of all replicas together.
         is_spoilt: Whether it tells nothing.
         is_over: Whether an optimizer has stepped, and what the step tells is kept.
@@ -164,7 +170,8 @@ class _Step:
         self.micro_batch: MicroBatch = loop.current
         self.norms: list[Tensor] = []
         self.sums: dict[Tensor, Tensor | None] = {}
-        self.chunk_squares = torch.zeros((), dtype=torch.float64)
+        self.squares: list[Tensor] = []
+        self.sizes: list[int] = []
         self.total_square = torch.full((), torch.nan)
         self.is_spoilt = self.is_over = False
 
@@ -174,11 +181,9 @@ class _Step:
 
     def end_chunk(self) -> None:
         """Add the square of the chunk's gradient, which is complete."""
-        part = self.micro_batch.part
         self.norms += [_norm(each) for each in self.sums.values() if each is not None]
-        if part.num_valid and self.norms:
-            share = part.num_valid / part.global_batch_size
-            self.chunk_squares = self.chunk_squares + _square(self.norms) / share
+        self.squares.append(_square(self.norms))
+        self.sizes.append(self.micro_batch.part.num_valid)
         self.norms, self.sums = [], {}
 
     def take_total(self, gradients: list[Tensor]) -> None:
@@ -192,9 +197,22 @@ def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _values(gradient: Tensor) -> Tensor:
-    """Return what of a gradient may be other than 0, without its graph."""
+    """Return what of a gradient may be other than 0, without its graph.
+
+    Of a sharded one it is this replica's shard; of a shard that several replicas have,
+    what makes their squares add up to the whole.
+    """
     if gradient.requires_grad:
         gradient = gradient.detach()
+    shard = local_shard(gradient)
+    if shard is not gradient:
+        sharded: Any = gradient
+        copies = [
+            sharded.device_mesh.size(dim)
+            for dim, placement in enumerate(sharded.placements)
+            if placement.is_replicate()
+        ]
+        return shard / math.sqrt(math.prod(copies)) if copies else shard
     return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 

@@ -71,7 +71,7 @@ class PartialGradients:
         gradient = parameter.grad
         if gradient is None or self._is_stand_in(parameter):
             return
-        self._global_batch = _current_global_batch()
+        self._global_batch = current_global_batch()
         self.hides = True
         parameter.grad = self._stand_in(parameter, gradient)
         gradient = gradient.detach()
@@ -146,7 +146,7 @@ class PartialGradients:
 
     def drop_abandoned(self) -> None:
         """Drop what is left of a global batch that its loop did not complete."""
-        if self.hides and self._global_batch != _current_global_batch():
+        if self.hides and self._global_batch != current_global_batch():
             for parameter in self._stand_ins:
                 if self._is_stand_in(parameter):
                     parameter.grad = None
@@ -210,7 +210,7 @@ def _current_micro_batch() -> MicroBatch | None:
     return None if loop is None else loop.current
 
 
-def _current_global_batch() -> tuple[Loop, int] | None:
+def current_global_batch() -> tuple[Loop, int] | None:
     """Return what equals itself in one global batch only, or None outside of loops."""
     loop = loop_if_any()
     return None if loop is None else (loop, loop.current.number)

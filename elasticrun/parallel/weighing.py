@@ -197,6 +197,15 @@ class _Weigh(torch.autograd.Function):
         return weighed.to(gradient.dtype), None, None, None
 
 
+def weighed_by(weight: float, gradient: Tensor) -> Tensor | None:
+    """Return a gradient times a weight, or None if that leaves it as it is."""
+    if weight == 1.0:
+        return None
+    if weight == 0.0:  # A padding sample's, which may be infinite.
+        return torch.zeros_like(gradient)
+    return gradient * weight
+
+
 def call_after_backward(callback: Callable[[], None]) -> None:
     """Let autograd call back at the end of the backward pass under way.
 

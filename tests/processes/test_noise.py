@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import numpy as np
@@ -48,6 +49,25 @@ def test_padding_does_not_count(batch_size: int, world_size: int) -> None:
     found = run_generation(program, world_size, timeout=600)
     assert all(other == found[0] for other in found)
     assert_unbiased(found[0])
+
+
+def measure_sharded(mesh: tuple[int, ...]) -> Found:
+    kinds = ["plain", "clipped", "two losses", "counted"]
+    return {
+        (kind, size): measured(kind, size=size, mesh=mesh)
+        for kind in kinds
+        for size in ([None, 2] if kind == "plain" else [2])
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [(3,), (2, 2)])
+def test_shards_tell_it_too(mesh: tuple[int, ...]) -> None:
+    program = partial(measure_sharded, mesh)
+    found = run_generation(program, math.prod(mesh), timeout=600)
+    assert all(other == found[0] for other in found)
+    for steps in found[0].values():
+        assert_unbiased(steps)
 
 
 @pytest.mark.slow

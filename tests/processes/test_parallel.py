@@ -119,7 +119,11 @@ ROWS: dict[str, Row] = dict(
         row(practices.adversaries_in_turns, sizes=WHOLE),
         row(practices.muon, tolerance=0.01),
         row(practices.schedule_free),
-        row(practices.sharded, sizes=WHOLE),
+        row(practices.sharded, sizes=WHOLE, kind="registered"),
+        *(
+            row(practices.sharded, kind=kind)
+            for kind in ["mean", "counted", "two losses"]
+        ),
         row(practices.partitioned),
         row(practices.compressed, sizes=WHOLE, tolerance=None),
     ]

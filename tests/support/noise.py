@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
+import elasticrun
 from elasticrun import AdaptiveDataLoader, AdaptiveDataParallel, register
 from elasticrun.adaptive import noise
 from elasticrun.adaptive.noise import MeasuredStep
@@ -44,12 +45,20 @@ def measured(
     batch_size: int = 12,
     size: int | None = None,
     num_batches: int = NUM_BATCHES,
+    mesh: tuple[int, ...] | None = None,
 ) -> list[MeasuredStep]:
-    """Return what each step tells of a network whose learning rate is 0."""
+    """Return what each step tells of a network whose learning rate is 0.
+
+    Args:
+        mesh: Of the replicas over which its parameters are sharded; all but the last
+            dimension have copies of them.
+    """
     warnings.simplefilter("error")
     torch.set_num_threads(1)
     noise.MEASURED_EACH = 1
     net = network()
+    if mesh is not None:
+        shard(net, mesh)
     optimizer = torch.optim.SGD(net.parameters(), 0.0)
     name = f"{kind}-{size}".replace(" ", "-")
     model = AdaptiveDataParallel(net, optimizer, name=name, measure_noise=True)
@@ -82,6 +91,18 @@ def measured(
     # In the first step nobody knows yet that two passes make one gradient.
     assert len(steps) == num_batches - (kind == "two losses")
     return steps
+
+
+def shard(net: nn.Sequential, mesh: tuple[int, ...]) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard  # takes seconds
+
+    assert math.prod(mesh) == elasticrun.world_size()  # Makes the process group.
+    over = init_device_mesh(
+        "cpu", mesh, mesh_dim_names=("copies", "shards")[-len(mesh) :]
+    )
+    for module in (net[0], net):
+        fully_shard(module, mesh=over)
 
 
 def assert_unbiased(steps: list[MeasuredStep]) -> None:

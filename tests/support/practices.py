@@ -251,17 +251,57 @@ def schedule_free(given: Torch) -> Practice:
     return step, lambda: state_of(net)
 
 
-def sharded(given: Torch) -> Practice:
-    """FSDP2, which averages gradients by itself."""
-    net = network()
+class Layers(nn.Module):
+    """Returns what comes before the end, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        net = network()
+        self.first, self.last = net[:2], net[2]
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        hidden = self.first(x)
+        return {"hidden": [hidden], "y": self.last(hidden), "kind": "layers"}
+
+
+def sharded(given: Torch, *, kind: str) -> Practice:
+    """FSDP2, which averages gradients by itself.
+
+    Args:
+        kind: "registered", without `AdaptiveDataParallel`; with it, a "mean" over
+            samples, which is clipped; one over what is "counted"; or "two losses", each
+            with its own passes.
+    """
+    net = Layers()
     if is_spread(given):
+        fully_shard(net.first)
         fully_shard(net)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
-    given.keep(model=net, optimizer=optimizer)
+    model: Any = net
+    if kind == "registered":
+        given.keep(model=net, optimizer=optimizer)
+    else:
+        model = given.parallel(net, optimizer)
+
+    def loss_of(x: Tensor, y: Tensor) -> Tensor:
+        output = model(x)
+        loss = mse_loss(output["y"], y) + output["hidden"][0].square().mean() / 9
+        if kind == "registered":
+            return loss * given.loss_weight
+        if kind != "counted":
+            return loss
+        counts = (y[:, :1] > 0) * 1.0
+        total = ((output["y"] - y).square() * counts).sum()
+        count = counts.sum()
+        return weigh(model, total / count.clamp(1), count=count)
 
     def step(x: Tensor, y: Tensor) -> None:
         optimizer.zero_grad()
-        (mse_loss(net(x), y) * given.loss_weight).backward()
+        loss_of(x, y).backward()
+        if kind == "two losses":
+            loss_of(-x, y).backward()
+        if kind == "mean":
+            nn.utils.clip_grad_norm_(net.parameters(), 0.1)
         optimizer.step()
 
     def result() -> list[Any]:
