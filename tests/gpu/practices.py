@@ -72,8 +72,6 @@ def train(
             with precision(practice, device):
                 loss = mse_loss(model(x), y)
             optimizer.zero_grad()
-            if practice == "fsdp":
-                loss = loss * loader.loss_weight
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
@@ -100,9 +98,6 @@ def check_that_a_restart_does_not_show(
 def wrap(practice: str, net: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
     import elasticrun as er
 
-    if practice == "fsdp":
-        er.register(model=net, optimizer=optimizer)
-        return net
     inner: Any = net
     if practice in ("compile", "graphs"):
         mode = "reduce-overhead" if practice == "graphs" else "default"

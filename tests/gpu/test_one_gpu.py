@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import TensorDataset
 
 import elasticrun
@@ -66,6 +67,47 @@ def test_everything_is_on_the_replicas_own_gpu(tmp_path: Path) -> None:
     (resumed,) = run_generation(train, 1, str(tmp_path))
     assert resumed["device"] == "cuda:0"
     assert resumed["devices"] == {"cuda:0"}
+
+
+def measure_noise(checkpoint_dir: str, kind: str) -> list[float]:
+    """Return what the noise of a fixed net's gradients is, on the GPU or not."""
+    import elasticrun as er
+
+    backend = "gloo" if kind == "cpu" else "auto"
+    er.init(checkpoint_dir, save_interval="off", backend=backend)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).to(er.device())
+    assert next(net.parameters()).is_cuda != (kind == "cpu")
+    if kind == "fsdp":
+        fully_shard(net)
+    optimizer = torch.optim.SGD(net.parameters(), 0.0)
+    model = er.AdaptiveDataParallel(net, optimizer, measure_noise=True)
+    scaler = torch.amp.GradScaler("cuda", enabled=kind == "fp16")
+    er.register(scaler=scaler)
+    generator = torch.Generator().manual_seed(1)
+    data = TensorDataset(torch.randn(64, 8, generator=generator))
+    loader = er.AdaptiveDataLoader(data, 8, shuffle=True)
+    for (x,) in loader.batches(32 * 16):
+        optimizer.zero_grad()
+        x = x.to(er.device())
+        with torch.autocast("cuda", torch.float16, enabled=kind == "fp16"):
+            output = model(x)
+        loss = nn.functional.mse_loss(output.float(), x.sum(1, keepdim=True))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    noise = model.noise
+    assert noise.num_steps == 8
+    return [noise.covariance, noise.squared_norm]
+
+
+def test_noise_is_the_same_on_a_gpu(tmp_path: Path) -> None:
+    expected, *found = [
+        run_generation(measure_noise, 1, str(tmp_path / kind), kind)[0]
+        for kind in ("cpu", "plain", "fp16", "fsdp")
+    ]
+    for values, tolerance in zip(found, (1e-4, 3e-2, 1e-4), strict=True):
+        torch.testing.assert_close(values, expected, rtol=tolerance, atol=1e-6)
 
 
 def draw_after_restart(checkpoint_dir: str, *, stops: bool) -> list[float]:
@@ -258,6 +300,46 @@ def test_a_copy_to_the_host_is_waited_for(tmp_path: Path) -> None:
     for path in saved:
         tensor = torch.load(path, weights_only=True)["tensor"]
         assert tensor.min() == tensor.max()
+
+
+def read_streams(checkpoint_dir: str, paths: list[str], *, stops: bool) -> list[int]:
+    """Return the numbers that lines have told the GPU, in two workers and ahead."""
+    import elasticrun as er
+
+    er.init(checkpoint_dir, save_interval="off")
+    loader = er.AdaptiveDataLoader(
+        er.TextLines(paths, parse=int, lanes=3, lengths="unknown"),
+        4,
+        shuffle=True,
+        device=er.device(),
+        num_workers=2,
+    )
+    delivered = []
+    for batch in loader:
+        assert batch.device.type == "cuda"
+        delivered += batch.tolist()
+        if stops and loader.batch_index == 3:
+            er.request_stop()
+    return delivered
+
+
+def test_streams_come_to_the_gpu_each_sample_once(tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"{number}.txt") for number in range(3)]
+    for number, path in enumerate(paths):
+        lines = range(number * 20, number * 20 + 15 + number)
+        Path(path).write_text("".join(f"{line}\n" for line in lines))
+
+    def run(directory: str, *, stops: bool) -> Any:
+        path = str(tmp_path / directory)
+        (found,) = run_generation(lambda: read_streams(path, paths, stops=stops), 1)
+        return found
+
+    whole = run("whole", stops=False)
+    assert len(whole) == len(set(whole)) == 15 + 16 + 17
+    assert run("cut", stops=True) is None
+    rest = run("cut", stops=False)
+    assert rest
+    assert rest == whole[-len(rest) :]
 
 
 class Transformed(torch.utils.data.Dataset[torch.Tensor]):

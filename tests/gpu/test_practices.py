@@ -36,8 +36,6 @@ def test_two_replicas_and_micro_batches_end_as_one(
     tmp_path: Path, practice: str, max_local_batch_size: int | None
 ) -> None:
     """All but BatchNorm, which sees one local batch at a time."""
-    if practice == "fsdp" and max_local_batch_size:
-        pytest.skip("FSDP's gradients are accumulated by the program")
     (one,) = run_generation(train, 1, "plain", str(tmp_path / "one"), None, None, 0.0)
     cut, tolerance = str(tmp_path / "two"), TOLERANCES.get(practice, 1e-5)
     more = (max_local_batch_size, 0.0)
