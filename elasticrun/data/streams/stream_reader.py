@@ -6,7 +6,9 @@ import gzip
 import io
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import repeat
 from typing import Any
 
 from elasticrun.data.order.batches import MAX_INDEX
@@ -14,7 +16,7 @@ from elasticrun.errors import ElasticRunError
 
 logger = logging.getLogger(__name__)
 
-_AHEAD = 16  # Samples that are read at once.
+_AHEAD = 16, 64  # Samples that are read at once, first and then.
 _SLOW_SECONDS = 5.0  # To enter a stream: worth a warning.
 # Between attempts to read from a storage that fails, about a minute in all.
 _WAIT_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -35,7 +37,7 @@ class StreamReader:
     gone by. Anything else begins anew at the window's first sample.
 
     Attributes:
-        kept: What was read, by its number; whoever takes a sample takes it out of here.
+        kept: What was read, by its index; whoever takes a sample takes it out of here.
 
     Args:
         name: What messages call the stream.
@@ -45,6 +47,8 @@ class StreamReader:
             of up to that many samples is read at once.
         num_before: Of these, how many may lie before the first one that is asked for.
         is_counted: Whether it ends after its length.
+        kept: Where what was read goes; readers of several streams may share one.
+        start: The index of its first sample.
     """
 
     def __init__(
@@ -56,6 +60,8 @@ class StreamReader:
         window: int,
         num_before: int | None = None,
         is_counted: bool = True,
+        kept: dict[int, Any] | None = None,
+        start: int = 0,
     ) -> None:
         self._name = name
         self._length = length
@@ -64,33 +70,41 @@ class StreamReader:
         self._num_before = window - 1 if num_before is None else num_before
         self._is_counted = is_counted
         self._samples: Iterator[Any] | None = None
-        self._next = 0
-        self.kept: dict[int, Any] = {}
+        self._has_read = False
+        self._oldest = self._next = 0  # Only what lies between may be kept.
+        self.kept: dict[int, Any] = {} if kept is None else kept
+        self._start = start
         self._num_failures = 0  # In a row.
 
-    @property
-    def is_at_end(self) -> bool:
-        """Whether all was read, and asked for."""
-        return self._next == self._length and not self.kept
-
-    def come_to(self, number: int) -> None:
+    def come_to(self, number: int) -> bool:
         """Read a sample that is not kept, and a few more.
+
+        Returns:
+            Whether all was read.
 
         Raises:
             ElasticRunError: The stream has fewer or more samples than it had, or cannot
                 be read.
         """
-        kept = self.kept
         if self._samples is None or number < self._next:
             self._enter(max(0, number - self._num_before), number)
         is_short = self._length <= self._window
-        ahead = self._length if is_short else min(self._window, _AHEAD)
+        ahead = self._length if is_short else min(self._window, _AHEAD[self._has_read])
+        self._has_read = True
         self._read_before(min(number + ahead, self._length))
-        gone = number - self._window
-        while kept and (oldest := next(iter(kept))) <= gone:
-            del kept[oldest]
-        if self._next == self._length and self._samples is not None:
-            self._check_end()
+        self.forget_before(number - self._window + 1)
+        if self._next < self._length:
+            return False
+        self._check_end()
+        return True
+
+    def forget_before(self, number: int | None = None) -> None:
+        """Keep nothing before a sample any more, or (None) nothing at all."""
+        number = self._next if number is None else number
+        if number > self._oldest:
+            indices = range(self._start + self._oldest, self._start + number)
+            deque(map(self.kept.pop, indices, repeat(None)), maxlen=0)
+            self._oldest = number
 
     def read_block(self, first: int, end: int) -> list[Any]:
         """Return the samples from one on and before another; fewer if it ends there.
@@ -101,14 +115,14 @@ class StreamReader:
             self._enter(first, end)
         else:
             self._read_before(end)
-        samples = [self.kept[number] for number in range(first, self._next)]
-        self.kept.clear()
+        samples = [self.kept.pop(number) for number in range(first, self._next)]
+        self.forget_before()
         return samples
 
     def _enter(self, first: int, number: int) -> None:
-        self._samples = None
-        self.kept.clear()
-        self._next = first
+        self._samples, self._has_read = None, False
+        self.forget_before()
+        self._oldest = self._next = first
         start = time.monotonic()
         self._read_before(number)
         seconds = time.monotonic() - start
@@ -124,27 +138,27 @@ class StreamReader:
 
     def _read_before(self, end: int) -> None:
         """Read on up to a number; what is read is kept."""
-        kept = self.kept
         while self._next < end:
-            had = len(kept)
+            read: dict[int, Any] = {}
             failure = None
             try:
                 if self._samples is None:
                     self._samples = iter(self._open_at(self._next))
                 # Not one by one: a loop here would take longer than reading lines.
-                kept.update(zip(range(self._next, end), self._samples, strict=False))
+                indices = range(self._start + self._next, self._start + end)
+                read.update(zip(indices, self._samples, strict=False))
             except ElasticRunError:
                 raise
             except OSError as error:
                 failure = error
             except Exception as error:
                 raise ElasticRunError(
-                    f"sample {self._next + len(kept) - had} of {self._name} cannot be "
+                    f"sample {self._next + len(read)} of {self._name} cannot be "
                     f"read: {error!r}. Mend the stream, or what reads it."
                 ) from error
-            num_read = len(kept) - had
-            self._next += num_read
-            if num_read:
+            self.kept.update(read)
+            self._next += len(read)
+            if read:
                 self._num_failures = 0
             if failure is not None:
                 self._wait_after(failure)
@@ -173,8 +187,7 @@ class StreamReader:
     def _check_end(self) -> None:
         """Refuse a stream that has more samples than were counted."""
         samples, self._samples = self._samples, None
-        assert samples is not None
-        if self._is_counted and next(samples, self) is not self:
+        if samples is not None and self._is_counted and next(samples, self) is not self:
             raise ElasticRunError(
                 f"{self._name} goes on after its {self._length} samples. It has "
                 "changed since they were counted. Start anew with another checkpoint "

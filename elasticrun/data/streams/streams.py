@@ -345,20 +345,15 @@ class Streams(InLanes):
         """Return the samples at indices."""
         if self._pid != os.getpid():  # A worker shares no open file with its parent.
             self._forget_readers()
-        starts, readers, missing = self._starts, self._readers, self
-        samples = []
-        for index in indices:  # Each step counts here: lines take microseconds.
-            stream = bisect_right(starts, index) - 1
-            reader = readers.get(stream) or self._new_reader(stream)
-            number = index - starts[stream]
-            sample = reader.kept.pop(number, missing)
-            if sample is missing:
-                reader.come_to(number)
-                sample = reader.kept.pop(number)
-            samples.append(sample)
-            if not reader.kept and reader.is_at_end:
-                del readers[stream]
-                self._long.pop(stream, None)
+        take, to_come = self._kept.pop, iter(indices)
+        samples: list[Any] = []
+        while len(samples) < len(indices):
+            try:
+                samples.extend(map(take, to_come))  # Lines take microseconds: no loop.
+            except KeyError:
+                missing = indices[len(samples)]
+                self._read(missing)
+                samples.append(take(missing))
         if self.transform is None:
             return samples
         delivered: list[Any] = []
@@ -373,6 +368,14 @@ class Streams(InLanes):
 
     # Readers of streams that are open, in this process.
 
+    def _read(self, index: int) -> None:
+        """Read a sample that is not kept, and some that follow it."""
+        stream = bisect_right(self._starts, index) - 1
+        reader = self._readers.get(stream) or self._new_reader(stream)
+        if reader.come_to(index - self._starts[stream]):
+            del self._readers[stream]
+            self._long.pop(stream, None)
+
     def _new_reader(self, stream: int) -> StreamReader:
         """Return what reads a stream that is not open yet.
 
@@ -383,7 +386,8 @@ class Streams(InLanes):
         if length > self._window:
             if len(self._long) >= 4 * self.lanes.num_lanes:
                 oldest = next(iter(self._long))
-                del self._long[oldest], self._readers[oldest]
+                self._readers.pop(oldest).forget_before()
+                del self._long[oldest]
             self._long[stream] = None
         reader = self._readers[stream] = StreamReader(
             self.names[stream],
@@ -392,6 +396,8 @@ class Streams(InLanes):
             window=self._window,
             num_before=self._window - 1 if self._is_shuffled else 0,
             is_counted=self._are_counted,
+            kept=self._kept,
+            start=self._starts[stream],
         )
         return reader
 
@@ -401,12 +407,13 @@ class Streams(InLanes):
         return own
 
     def _forget_readers(self) -> None:
+        self._kept: dict[int, Any] = {}  # What was read and not asked for, by index.
         self._readers: dict[int, StreamReader] = {}
         self._long: dict[int, None] = {}  # Of these the long ones, oldest first.
         self._pid = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_readers": {}, "_long": {}}
+        return {**self.__dict__, "_kept": {}, "_readers": {}, "_long": {}}
 
 
 class Chained:

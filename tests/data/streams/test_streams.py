@@ -221,7 +221,7 @@ def test_streams_within_a_window_are_opened_once_each() -> None:
     assert sorted(streams.opened) == [(number, 0) for number in range(200)]
     assert not streams._readers
     assert streams[3] == 3
-    assert streams._readers[0]._samples is None  # It was read, and holds no file.
+    assert not streams._readers  # It was read whole, and holds no file.
 
 
 def test_long_streams_are_opened_once_each() -> None:
