@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from time import perf_counter
 from types import FrameType
 from typing import Any, Protocol
 
@@ -369,28 +368,12 @@ class Looped(ABC):
             batches = self._autoscaled(loop)
         times = self._state.times
         if times is not None and job.boundary.decides and not start.inside:
-            batches = self._timed(times, job, loop, batches)
+            batches = times.timed(loop, batches, lambda: self.planned_sizes[0])
         if job.trace is not None:
             batches = self._traced(job.trace, batches)
         if self.progress and job.rank == 0 and not start.inside:
             batches = shown(loop, batches, self._bar(loop))
         return batches
-
-    def _timed(
-        self, times: StepTimes, job: Job, loop: RunningLoop, batches: Iterator[Any]
-    ) -> Iterator[Any]:
-        """Yield a loop's batches, and time those after the first that are trained with.
-
-        A step's time goes from the end of the body before to the end of its own.
-        """
-        last, num_steps = None, 0
-        for batch in batches:
-            yield batch
-            if loop.current.part.is_step:
-                now = perf_counter()
-                if last is not None and job.num_steps != num_steps:
-                    times.note(loop.current, self.planned_sizes[0], now - last)
-                last, num_steps = now, job.num_steps
 
     def _autoscaled(self, loop: RunningLoop) -> Iterator[Any]:
         """Yield a loop's batches; after another size was decided, read on with that.

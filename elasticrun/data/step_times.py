@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Callable, Iterator
+from time import perf_counter
 from typing import Any
 
 from elasticrun.adaptive.noise import is_measured
 from elasticrun.adaptive.step_time import TimedSteps
 from elasticrun.job.job import Job
-from elasticrun.job.loop import MicroBatch
+from elasticrun.job.loop import Loop, MicroBatch
 
 _FEWEST_TIMES = 10  # Of steps of one kind, so that their median is one of all.
 _MOST_TIMES = 64
@@ -31,6 +33,7 @@ class StepTimes:
     """
 
     def __init__(self, job: Job, max_local_batch_size: int | None) -> None:
+        self._job = job
         self._num_replicas = job.world_size
         self.num_nodes = -(-job.world_size // job.environment.local_world_size)
         self.batch_size = 0
@@ -39,6 +42,23 @@ class StepTimes:
         self.min_efficiency = 0.0
         self._times: dict[Kind, deque[float]] = {}
         self._known: dict[Kind, float] = {}  # From earlier generations.
+
+    def timed(
+        self, loop: Loop, batches: Iterator[Any], planned_size: Callable[[], int]
+    ) -> Iterator[Any]:
+        """Yield a loop's batches, and time those after the first that are trained with.
+
+        A step's time goes from the end of the body before to the end of its own.
+        """
+        job = self._job
+        last, num_steps = None, 0
+        for batch in batches:
+            yield batch
+            if loop.current.part.is_step:
+                now = perf_counter()
+                if last is not None and job.num_steps != num_steps:
+                    self.note(loop.current, planned_size(), now - last)
+                last, num_steps = now, job.num_steps
 
     def note(self, batch: MicroBatch, planned_size: int, seconds: float) -> None:
         """Note how long a step took, of whose global batch this is the last part."""
