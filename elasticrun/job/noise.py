@@ -30,8 +30,8 @@ class StepPart(NamedTuple):
     """One replica's part in what a step tells; numbers may still be computed.
 
     Attributes:
-        squares: The squared norm of each chunk's part of the gradient, a mean over the
-            global batch; and after them that of the gradient itself.
+        squares: The squared norms of what each chunk adds to the gradient, which is a
+            mean over the batch; and after them that of the gradient itself.
         sizes: How many samples each chunk has, of this replica's.
         batch_size: The same on all replicas.
     """

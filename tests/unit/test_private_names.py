@@ -51,6 +51,9 @@ NAMES = {
         "The weighing does not hear of the end of a backward pass."
     ),
     "torch.autograd.graph._engine_run_backward": ROOTS,
+    "torch.utils._pytree": (
+        "The tensors in what a sharded module returns are not found, so not weighed."
+    ),
     # Torch's: modules, and what compiles and averages them.
     "torch._dynamo": "Each replica imports it, which takes over a second.",
     "torch.distributed.Reducer._reset_state": (
