@@ -82,6 +82,8 @@ def _call_value(walk: Walk, callee: Value, node: ast.Call) -> Value:
         return _call_external(walk, callee.name, node)
     if _is_criterion(callee):
         return call_known(walk, attribute(walk, callee, "forward", node), node)
+    if callee.defines("__call__"):
+        return call_known(walk, attribute(walk, callee, "__call__", node), node)
     name = written(node.func) if callee.kind == "unknown" else callee.name
     return call_unknown(walk, callee, name, node)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from itertools import pairwise
 
 from elasticrun.lint import catalog, roles
-from elasticrun.lint.graph import TEST
+from elasticrun.lint.graph import TEST, Guard
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import (
     NO_TAINTS,
@@ -56,22 +57,44 @@ def _evaluate_bin_op(walk: Walk, node: ast.BinOp) -> Value:
     return unknown(taints=taints)
 
 
+# Of a test: what makes it one that not all replicas and starts answer alike.
+_CHANGING = frozenset(("rank", "once", "generation", "exists"))
+
+
 def _evaluate_conditional(walk: Walk, node: ast.IfExp) -> Value:
     with walk.into(TEST if walk.sink.kind != "log" else walk.sink):
         test = walk.evaluate(node.test)
     guard = walk.guard(node.test, test.taints)
-    with walk.guarded(guard):
-        first = walk.evaluate(node.body)
-    with walk.guarded(guard.opposite):
-        second = walk.evaluate(node.orelse)
+    first = _under(walk, guard, node.body)
+    second = _under(walk, guard.opposite, node.orelse)
     value = join(first, second)
     if value.kind in ("unknown", "const"):
-        value = unknown(value.name, first.taints | second.taints)
+        by_rank = test.taints & {"rank"}
+        value = unknown(value.name, first.taints | second.taints | by_rank)
+    return value
+
+
+def _under(walk: Walk, guard: Guard, node: ast.expr) -> Value:
+    """Evaluate what stands under a condition; in a step of its own, if that differs."""
+    start = walk.here
+    with walk.guarded(guard):
+        if not guard.taints & _CHANGING or not any(
+            isinstance(each, ast.Call) for each in ast.walk(node)
+        ):
+            return walk.evaluate(node)
+        walk.step(walk.frame.statement)
+        value = walk.evaluate(node)
+    walk.here = [*walk.here, *start]
+    walk.step(walk.frame.statement)
     return value
 
 
 def _evaluate_bool_op(walk: Walk, node: ast.BoolOp) -> Value:
-    values = [walk.evaluate(each) for each in node.values]
+    values = [walk.evaluate(node.values[0])]
+    for test, each in pairwise(node.values):
+        guard = walk.guard(test, taints_of(values))
+        guard = guard if isinstance(node.op, ast.And) else guard.opposite
+        values.append(_under(walk, guard, each))
     objects = [each for each in values if each.is_object]
     return objects[0] if objects else unknown(taints=taints_of(values))
 
