@@ -18,9 +18,11 @@ What = Literal[
     # that are kept in a dictionary, `loaded` for a state that replaces the one there.
     "trained",
     "backward",  # gradients are computed of a loss with these taints
+    "added",  # something with these taints, to an Accumulator
     "changed",  # a field of something saved gets a value: set, updated, or grown
     # Random numbers: a generator (the value, or a global one) is seeded, or drawn from.
     "seeded", "drawn",
+    "ordered",  # a set gives its elements to something that keeps their order
     # What is seen outside of the process: lines and numbers for people; a file that is
     # saved as a whole, opened, written (or appended unseen), or moved, removed, made.
     "logged", "saved", "opened", "written", "moved",
@@ -46,7 +48,7 @@ class Event:
         how: A field is changed, a file is opened, or weights are; where a draw goes.
         text: A file's path or what is changed, as the program writes it.
         given: The values that a call is given, as far as they are seen.
-        taints: Those of a loss.
+        taints: Those of a loss, or of what is put somewhere.
         loop: That is left.
         turns: The plain loops around it, since the last epoch or dataset loop.
         catching: What the `try` and `suppress` around it catch.

@@ -101,7 +101,7 @@ _MAKERS: dict[Kind, str] = {
     """),
     "rng": (
         r"^(?:numpy\.random\.(?:default_rng|RandomState|Generator)|random\.Random|"
-        r"torch\.Generator)$"
+        r"torch\.Generator|gym(?:nasium)?\.(?:make(?:_vec)?|vector\.\w+))$"
     ),
     "model": (
         r"^(?:torch\.nn\.(?!functional|init|utils)(?:\w+\.)*(?!\w*Loss$)[A-Z]\w*|"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field
@@ -310,6 +311,28 @@ def members_of(loader: Value) -> set[Value]:
         for each in (part, *part.parts, *part.attrs.values())
     ]
     return {loader, *(each for each in given if each.kind == "loader")}
+
+
+def sampling(dataset: Value) -> list[MethodDef]:
+    """Return the methods of a data set of the program that make its samples."""
+    if dataset.kind != "instance" or dataset.cls is None:
+        return []
+    names = ("__getitem__", "__getitems__", "__iter__", "__len__", "__call__")
+    found = [dataset.cls.find(each) for each in names]
+    return [each[1] for each in found if each is not None]
+
+
+@functools.cache
+def fields_of(method: MethodDef) -> frozenset[str]:
+    """Return the names of the attributes that a method reads of its object."""
+    owner = method.args.args[0].arg if method.args.args else ""
+    return frozenset(
+        each.attr
+        for each in ast.walk(method)
+        if isinstance(each, ast.Attribute)
+        and isinstance(each.value, ast.Name)
+        and each.value.id == owner
+    )
 
 
 def loaders_in(value: Value, depth: int = 3) -> list[Value]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterator
 
 from elasticrun.lint import roles
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
-from elasticrun.lint.naming import named
+from elasticrun.lint.graph import Spot
+from elasticrun.lint.naming import last_name, named, written
 from elasticrun.lint.program import Walked, in_words
 from elasticrun.lint.values import UNFIXED, Value, taints_of
 
@@ -153,4 +156,48 @@ def _is_only_iterated(value: Value) -> bool:
     return is_used_up or roles.is_iterated_sampler(value.name)
 
 
-CHECKS = (_unseeded, _seeds, _sizes, _samplers)
+ER506 = Rule(
+    "ER506 W order of a set of texts",
+    help="sort it: sorted(...)",
+)
+_TEXTS = re.compile(
+    r"word|token|char|text|str\b|string|name|vocab|letter|tag|\.split\(|key|path|file|"
+    r"label|categor|class|speaker|species|lang|gram|corpus|symbol|title|'",
+    re.IGNORECASE,
+)
+_UNORDERED = named("len set frozenset sorted min max any all Counter")
+
+
+def _orders(program: Walked) -> Iterator[Finding]:
+    """Yield where the order of a set becomes one of numbers or samples."""
+    for event in program.events("ordered"):
+        module, node = event.step.module, event.at
+        if program.zone(event.step) in ("", "D") or "HASHSEED" in module.text:
+            continue
+        if not _TEXTS.search(event.text) or not _keeps_order(event):
+            continue
+        message = (
+            "the order of a set of texts is another one in each process, so replicas "
+            "and restarts number them differently"
+        )
+        yield program.finding(ER506, Spot(node, event.step), message)
+
+
+def _keeps_order(event: Event) -> bool:
+    node, statement = event.at, event.step.node
+    if isinstance(node, ast.For):
+        return any(
+            last_name(each.func) in ("append", "len") or "+=" in written(statement)
+            for each in ast.walk(node)
+            if isinstance(each, ast.Call)
+        )
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    if any(f"{written(each)}.sort(" in event.step.module.text for each in targets):
+        return False
+    calls = (each for each in ast.walk(statement) if isinstance(each, ast.Call))
+    return not any(
+        node in each.args and last_name(each.func) in _UNORDERED for each in calls
+    )
+
+
+CHECKS = (_unseeded, _seeds, _sizes, _samplers, _orders)

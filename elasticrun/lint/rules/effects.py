@@ -78,7 +78,7 @@ ER112 = Rule(
 
 def _effects(program: Walked) -> Iterator[Finding]:
     for event in program.events("sent"):
-        if _only_reads(event):
+        if only_reads(event):
             continue
         loop = program.replayed(event)
         is_early = program.is_before_epochs(event)
@@ -104,7 +104,7 @@ def _effects(program: Walked) -> Iterator[Finding]:
             yield program.finding(ER112, event, message, loop=loop)
 
 
-def _only_reads(event: Event) -> bool:
+def only_reads(event: Event) -> bool:
     """Return whether a request asks for something, and changes nothing."""
     args, keywords = event.given.args, event.given.keywords
     if event.name == "urllib.request.urlopen":

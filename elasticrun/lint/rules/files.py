@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
-from elasticrun.lint.graph import DataLoop
+from elasticrun.lint.graph import DataLoop, Spot
 from elasticrun.lint.naming import written
-from elasticrun.lint.program import Walked, doubts, is_checked, keywords_of
+from elasticrun.lint.program import Walked, doubts, is_checked, is_once, keywords_of
 
 _FORGIVING = ("OSError", "FileNotFoundError", "FileExistsError", "Exception", "IOError",
               "BaseException", "PermissionError")  # fmt: skip
@@ -18,12 +18,12 @@ _FORGIVING = ("OSError", "FileNotFoundError", "FileExistsError", "Exception", "I
 
 ER105 = Rule(
     "ER105 W file emptied at every restart",
-    help='make it a LogFile, or open it with mode "a"',
+    help="make it a LogFile",
 )
 
 
 def _files(program: Walked) -> Iterator[Finding]:
-    """Yield the findings of ER104 to ER106."""
+    """Yield the findings of ER104 to ER106, and ER114."""
     filled = program.events("written")
     for event in filled:
         if event.value is None or event.value.mode.startswith("a"):
@@ -43,6 +43,7 @@ def _files(program: Walked) -> Iterator[Finding]:
             yield program.finding(ER105, event, message, loop=loop)
     for event in program.events("moved"):
         yield from _moved(program, event)
+    yield from _logs(program, filled)
 
 
 ER104 = Rule(
@@ -88,6 +89,33 @@ def _is_same_file(one: Event, other: Event) -> bool:
         return False
     is_near = one.step.module is other.step.module
     return is_near or text.startswith(("'", '"', "f'", 'f"')) or text.isupper()
+
+
+ER114 = Rule(
+    "ER114 W rows appended again after a kill",
+    help="make it a LogFile, which goes back to its place in the checkpoint",
+)
+
+
+def _logs(program: Walked, filled: list[Event]) -> Iterator[Finding]:
+    """Yield files that loops and epochs append to, each where it is opened."""
+    seen: set[ast.AST] = set()
+    for event in filled:
+        value, zone = event.value, program.zone(event.step)
+        at: Event | Spot = event
+        if value is not None:
+            if not value.mode.startswith("a") or value.kind != "file":
+                continue
+            at = program.made(value)
+        if zone not in ("L", "C") or at.at in seen or is_once(event.step):
+            continue
+        if not is_checked(event.step):
+            seen.add(at.at)
+            message = (
+                f"rows that are appended in zone {zone} after the newest checkpoint "
+                "come twice, if the job is killed"
+            )
+            yield program.finding(ER114, at, message)
 
 
 ER106 = Rule(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 
+from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop, Guard, Spot, Step, WalkedLoop
 from elasticrun.lint.naming import STOPS, last_name, written
 from elasticrun.lint.program import Walked, doubts, in_words, is_once
+from elasticrun.lint.rules.effects import only_reads
 from elasticrun.lint.values import UNFIXED, taints_of
 
 _CHANGING = frozenset(("rank", "random", "time", "entropy", "generation", "exists"))
@@ -103,21 +106,46 @@ def _states(program: Walked) -> Iterator[Finding]:
 
 
 ER403 = Rule(
-    "ER403 H all replicas write one path",
-    help="write it on rank 0 only, or put the rank into the name",
+    "ER403 W all replicas write one path, or send one message",
+    help="do it on rank 0 only (`if rank() == 0:`), or put the rank into the name",
 )
+_OF_ONE_PROCESS = re.compile(
+    r"rank|BytesIO|StringIO|\bis_main|state_dict_type|"
+    r"[(, ](?:f|fp|fh|fout|file|fileobj|buf|buffer|stream|handle)\)"
+)
+_MAY_ASK = ("save", "save_checkpoint", "push_to_hub", "torch.distributed.checkpoint.save")
 
 
 def _paths(program: Walked) -> Iterator[Finding]:
-    for event in program.events("saved", "opened"):
-        if event.what == "opened" and not event.how.startswith(("w", "a")):
+    for event in program.events("saved", "opened", "sent"):
+        zone = program.zone(event.step)
+        if not zone or _rank_guard(event.step) is not None:
             continue
-        is_own = isinstance(event.at, ast.Call) and "rank" in written(event.at)
-        given = event.given
-        path = [*(given.args[1:] or given.args), *given.keywords.values()]
-        is_own = is_own or "rank" in taints_of(path)
-        if _rank_guard(event.step) is None and not is_own and program.zone(event.step):
-            yield program.finding(ER403, event, "every replica writes this path")
+        if event.what == "sent":
+            is_said = program.replayed(event) or program.is_before_epochs(event)
+            if not is_said and event.role != "program" and not only_reads(event):
+                text = "every replica does this"
+                yield program.finding(ER403, event, text)
+        elif not _is_own_path(event) and _is_written(event, zone):
+            # What each start writes is mostly the same on all of them.
+            is_vague = zone == "P" or event.name in _MAY_ASK
+            text = "every replica writes this path"
+            yield program.finding(ER403, event, text, doubts=int(is_vague))
+
+
+def _is_own_path(event: Event) -> bool:
+    given = event.given
+    path = [*(given.args[1:] or given.args), *given.keywords.values()]
+    if {"rank", "temporary", *UNFIXED} & taints_of(path):
+        return True
+    is_file = any(each.kind == "file" for each in given.values)
+    return is_file or bool(_OF_ONE_PROCESS.search(written(event.at)))
+
+
+def _is_written(event: Event, zone: str) -> bool:
+    """Return whether a file is written, and ER104 or ER114 does not speak of it."""
+    mode = event.how[:1] if event.what == "opened" else "w"
+    return mode in "wx" or (mode == "a" and (zone == "D" or is_once(event.step)))
 
 
 _UNCERTAIN = UNFIXED | {"rank"}

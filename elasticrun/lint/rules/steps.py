@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from elasticrun.lint.finding import Finding, Rule
+from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
 from elasticrun.lint.values import Arguments
 
@@ -113,4 +115,48 @@ def _losses(program: Walked) -> Iterator[Finding]:
         yield program.finding(ER309, event, message, doubts=doubts(loop))
 
 
-CHECKS = (_accumulation, _each_micro_batch, _losses)
+ER312 = Rule(
+    "ER312 W padding counted",
+    help=(
+        "count loader.num_valid samples of a batch, which begin it, or give the loader "
+        "even_batches=False"
+    ),
+)
+_LENGTH = re.compile(r"\blen\(|\.size\(|\.shape\[|\.numel\(")
+_VALID = re.compile(r"\b(?:num_valid|loss_weight|is_padding|weigh)\b")
+
+
+def _padding(program: Walked) -> Iterator[Finding]:
+    """Yield sums over loops whose last batch may be padded."""
+    even = {
+        event.value
+        for event in program.events("made", role="loader")
+        if event.name != "CombinedLoader" and _is_padded(event.given)
+    }
+    seen: set[ast.AST] = set()
+    for event in program.events("added"):
+        loop = event.step.loop
+        if loop is None or loop.loader not in even or "batch" not in event.taints:
+            continue
+        text = written(event.at)
+        if "number" not in event.taints and not _LENGTH.search(text):
+            continue
+        if loop.at in seen or _VALID.search(ast.unparse(loop.at) + text):
+            continue
+        seen.add(loop.at)
+        message = (
+            "this counts all samples of a batch; the last one of the loop over "
+            f"{loop.text} at line {loop.line} may be padded"
+        )
+        yield program.finding(ER312, event, message, doubts=doubts(loop))
+
+
+def _is_padded(given: Arguments) -> bool:
+    """Return whether a loader may have batches with padding."""
+    even, drop = given.keywords.get("even_batches"), given.keywords.get("drop_last")
+    return (even is None or even.constant is not False) and (
+        drop is None or drop.constant is not True
+    )
+
+
+CHECKS = (_accumulation, _each_micro_batch, _losses, _padding)

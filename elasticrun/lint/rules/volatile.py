@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import EpochLoop, ValuePlace, Write
 from elasticrun.lint.program import Walked, doubts, is_once
 from elasticrun.lint.rules.dataflow import PARTIAL, Carried, Dataflow, Turns, steps_of
 from elasticrun.lint.rules.left_over import behind
-from elasticrun.lint.values import Value, elastic_loaders_in
+from elasticrun.lint.values import (
+    Class,
+    Value,
+    elastic_loaders_in,
+    fields_of,
+    sampling,
+)
 
 
 def check(program: Walked) -> Iterator[Finding]:
@@ -164,7 +170,11 @@ _STATES = re.compile(r"bit_generator|[gs]et_?state\b")  # which a program keeps 
 
 def _generators(program: Walked) -> Iterator[Finding]:
     """Yield generators from before the epochs that draw where nothing is replayed."""
-    renewed = [seed.value for seed in program.events("seeded") if seed.step.epoch]
+    renewed = [
+        seed.value
+        for seed in program.events("seeded")
+        if seed.step.epoch or seed.step.loop
+    ]
     seen: list[Value] = []
     for event in program.events("drawn"):
         own = event.value
@@ -183,6 +193,48 @@ def _generators(program: Walked) -> Iterator[Finding]:
                 "in no state: a restart makes it again, with its first draws"
             )
             yield program.finding(ER301, made, message)
+    for event in program.events("drawn", role="dataset"):
+        if (zone := program.zone(event.step)) in ("L", "C"):
+            message = (
+                f"the data set draws in zone {zone} which samples it has; a restart "
+                "makes it again, with its first ones"
+            )
+            yield program.finding(ER301, event, message)
+    for event in program.events("made", role="loader"):
+        for own in {each: 1 for each in _drawn_by(event.given.args[:1])}:
+            if own not in seen and own not in renewed and not own.registered:
+                seen.append(own)
+                message = (
+                    "this generator draws in a data set, and is in no state: workers "
+                    "and replicas draw the same from it, a restart its first draws"
+                )
+                help_text = "draw from a global generator, which is seeded there"
+                yield program.finding(
+                    ER301, program.made(own), message, help_text=help_text
+                )
+
+
+def _drawn_by(objects: Iterable[Value], depth: int = 3) -> Iterator[Value]:
+    """Yield the generators that make samples in data sets and what these have."""
+    for each in objects:
+        fields = frozenset().union(*map(fields_of, sampling(each)))
+        for name in fields & each.attrs.keys():
+            if each.attrs[name].kind == "rng":
+                yield each.attrs[name]
+        if depth:
+            inner = (*each.attrs.values(), *each.parts)
+            yield from _drawn_by([e for e in inner if e.is_object], depth - 1)
+        for method in sampling(each):
+            yield from _named_in(method, each.cls)
+
+
+def _named_in(method: ast.AST, cls: Class | None) -> Iterator[Value]:
+    """Yield the generators of the module that a method names."""
+    for node in ast.walk(method):
+        if isinstance(node, ast.Name) and cls is not None:
+            value = cls.frame.look_up(node.id)[0]
+            if value.kind == "rng":
+                yield value
 
 
 CHECKS = (check, _generators)

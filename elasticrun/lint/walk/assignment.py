@@ -109,7 +109,7 @@ def _run_assign(walk: Walk, node: ast.Assign) -> None:
         value.node, value.made_at = value.node or node.value, walk.current.number
     for target in node.targets:
         walk.assign(target, value, how=_how(walk, target, node.value))
-        _note_assigned(walk, target, node.value, node)
+        _note_assigned(walk, target, node.value, node, value.taints)
 
 
 def _handed_through(walk: Walk, node: ast.Assign, value: Value) -> Value:
@@ -205,6 +205,7 @@ def _run_aug_assign(walk: Walk, node: ast.AugAssign) -> None:
     with walk.into(SAVE if is_kept else _sink_of(walk, [node.target])):
         value = walk.evaluate(node.value)
     if is_kept:
+        walk.note(node, "added", old, taints=value.taints)
         return
     if old.kind in ("list", "set") and isinstance(node.op, ast.Add | ast.BitOr):
         write_content(walk, old, node, "grow", written(node.target))
@@ -221,7 +222,7 @@ def _run_aug_assign(walk: Walk, node: ast.AugAssign) -> None:
         taints = taints_of_quotient(old, value, node.value)
     new = unknown(old.name, taints)
     walk.assign(node.target, new, how="update")
-    _note_change(walk, node.target, node, "update")
+    _note_change(walk, node.target, node, "update", value.taints)
 
 
 def _run_delete(walk: Walk, node: ast.Delete) -> None:
@@ -233,23 +234,29 @@ def _run_delete(walk: Walk, node: ast.Delete) -> None:
 
 
 def _note_assigned(
-    walk: Walk, target: ast.expr, value: ast.expr, node: ast.Assign
+    walk: Walk,
+    target: ast.expr,
+    value: ast.expr,
+    node: ast.Assign,
+    taints: frozenset[str],
 ) -> None:
     """Note what an assignment changes, unless it only keeps the larger or smaller."""
     if isinstance(target, ast.Tuple | ast.List):
         values = value.elts if isinstance(value, ast.Tuple) else []
         for index, each in enumerate(target.elts):
             source = values[index] if index < len(values) else value
-            _note_assigned(walk, each, source, node)
+            _note_assigned(walk, each, source, node, taints)
     elif not isinstance(target, ast.Attribute | ast.Subscript):
         return
     elif _how(walk, target, value) == "set":
-        _note_change(walk, target, node, "set")
+        _note_change(walk, target, node, "set", taints)
     elif not _is_bounding(value):
-        _note_change(walk, target, node, "update")
+        _note_change(walk, target, node, "update", taints)
 
 
-def _note_change(walk: Walk, target: ast.expr, node: ast.stmt, how: str) -> None:
+def _note_change(
+    walk: Walk, target: ast.expr, node: ast.stmt, how: str, taints: frozenset[str]
+) -> None:
     """Note a change of something durable, or of an optimizer's settings."""
     if not isinstance(target, ast.Attribute | ast.Subscript):
         return
@@ -263,13 +270,16 @@ def _note_change(walk: Walk, target: ast.expr, node: ast.stmt, how: str) -> None
     is_update = how == "update" and base.kind != "optimizer"
     if is_update and any(x.kind == "param" for x in (base, *base.parts)):
         walk.note(node, "trained", base, role="average")
-    elif base.is_durable and base.kind not in ("model", "accumulator"):
+    elif base.kind == "accumulator":
+        walk.note(node, "added", base, taints=taints)
+    elif base.is_durable and base.kind != "model":
         if isinstance(target, ast.Attribute):
             name = target.attr
         else:
             key = target.slice
             name = str(key.value) if isinstance(key, ast.Constant) else "[]"
-        walk.note(node, "changed", base, how=how, name=name, text=written(target))
+        text = written(target)
+        walk.note(node, "changed", base, how=how, name=name, text=text, taints=taints)
 
 
 def _quietly(walk: Walk, node: ast.expr) -> Value:

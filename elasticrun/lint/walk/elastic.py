@@ -26,7 +26,7 @@ def register_all(walk: Walk, it: Called) -> Value:
         register(value)
         if value.kind == "instance":
             register_reachable(value)
-    walk.note(it.node, "state", name="register")
+    walk.note(it.node, "state", name="register", given=it)
     for keyword in it.node.keywords:
         if keyword.arg is None:
             value = walk.evaluate(keyword.value)
@@ -38,7 +38,7 @@ def register_all(walk: Walk, it: Called) -> Value:
 
 def _state(walk: Walk, it: Called, kind: Kind) -> Value:
     value = walk.made(Value(kind, it.name, node=it.node))
-    walk.note(it.node, "state", value, name=it.name)
+    walk.note(it.node, "state", value, name=it.name, given=it)
     return value
 
 

@@ -50,6 +50,8 @@ def _evaluate_bin_op(walk: Walk, node: ast.BinOp) -> Value:
     if left.kind == "list" and isinstance(node.op, ast.Mult):
         return walk.made(Value("list", parts=left.parts, is_complete=False))
     taints = left.taints | right.taints
+    if left.kind == "set":
+        return Value("set", node=left.node, is_complete=False, taints=taints)
     if isinstance(node.op, ast.Div):
         taints = taints_of_quotient(left, right, node.right)
     if isinstance(node.op, ast.Mod) and "epoch" not in left.taints:
@@ -261,6 +263,11 @@ def _other_attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value
     is_own_model = base.kind == "instance" and base.cls and base.cls.role == "model"
     if base.kind in ("model", "ema") or is_own_model:
         return Value("param", name, sure=base.sure, owner=base)
+    if name == "dataset" and base.kind in ("loader", "plain_loader") and base.parts:
+        if base.parts[0].cls is not None:
+            return base.parts[0]
+    if base.kind == "rng" and name.endswith("_space"):
+        return base  # of an environment, which draws from generators of its own
     child = unknown(f"{base.name}.{name}" if base.name else name, base.taints)
     if base.kind in ("loader", "plain_loader"):
         child.taints -= {"enumerated"}

@@ -138,13 +138,16 @@ def update_bn(walk: Walk, it: Called) -> Value | None:
     return unknown() if it.args else None
 
 
+OF_ONE_REPLICA = frozenset(("rank", "batch"))
+
+
 def agree(walk: Walk, it: Called) -> Value:
     """Note a collective; what it returns is the same on every rank."""
     walk.note(it.node, "collective", name=it.last)
     if it.last in ("all_reduce", "broadcast"):
         for each in it.args[:1]:
-            each.taints -= {"rank"}  # in place
-    return unknown(taints=it.taints - {"rank"})
+            each.taints -= OF_ONE_REPLICA  # in place
+    return unknown(taints=it.taints - OF_ONE_REPLICA)
 
 
 # Iteration.
@@ -173,6 +176,8 @@ def iterator(walk: Walk, it: Called, source: Value) -> Value:
 
 def wrap(walk: Walk, it: Called) -> Value | None:
     """Return a progress bar, an enumeration, a list, ... of what a call is given."""
+    if it.args and it.last in ("list", "tuple", "enumerate"):
+        note_order(walk, it.args[0], it.node)
     if it.last in ("list", "tuple", "sorted") and it.args:
         first = it.args[0]
         if first.kind in ("list", "tuple", "dict") and it.last != "sorted":
@@ -187,6 +192,13 @@ def wrap(walk: Walk, it: Called) -> Value | None:
     return Value("wrapped", it.last, parts=parts, node=it.node, taints=it.taints)
 
 
+def note_order(walk: Walk, value: Value, node: ast.AST) -> None:
+    """Note that the order matters in which a set gives its elements."""
+    if value.kind == "set":
+        made = "" if value.node is None else written(value.node)
+        walk.note(node, "ordered", value, text=made)
+
+
 def consume(walk: Walk, it: Called) -> Value | None:
     """Walk through the loop of a function that takes all elements."""
     for value in it.args:
@@ -199,8 +211,12 @@ def container(walk: Walk, it: Called) -> Value | None:
     """Return a new container; of what it is given only lists and tuples are known."""
     if it.name in ("list", "tuple") and it.values:
         return wrap(walk, it)
-    if it.name in ("set", "dict") and it.args:
-        return consume(walk, it)
+    if it.name in ("set", "dict", "frozenset") and it.args:
+        consumed = consume(walk, it)
+        if it.name == "dict":
+            return consumed
+        made = Value("set", node=it.node, is_complete=False, taints=it.taints)
+        return walk.made(made)
     return make_container(walk, it)
 
 
@@ -211,6 +227,7 @@ _KINDS: dict[str, Kind] = {
     "list": "list",
     "dict": "dict",
     "set": "set",
+    "frozenset": "set",
     "tuple": "tuple",
     "deque": "list",
     "defaultdict": "dict",

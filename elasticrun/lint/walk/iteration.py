@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 
 from elasticrun.lint import roles
-from elasticrun.lint.graph import TEST, DataLoop, EpochLoop, Step, WalkedLoop
+from elasticrun.lint.graph import OPTIMIZER, TEST, DataLoop, EpochLoop, Step, WalkedLoop
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import (
     Kind,
@@ -15,11 +15,14 @@ from elasticrun.lint.values import (
     Value,
     constant,
     element_of,
+    fields_of,
     key_of,
     merged,
+    sampling,
     unknown,
 )
 from elasticrun.lint.walk.expressions import call_method
+from elasticrun.lint.walk.externals import note_order
 from elasticrun.lint.walk.frames import Frame, Leaving
 from elasticrun.lint.walk.functions import run_function
 from elasticrun.lint.walk.walk import BUDGET, Body, Evaluate, RunStatement, Walk
@@ -199,9 +202,20 @@ def _data_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
         if loop.is_elastic:
             walk.loop = loop
         walk.step(node)  # The head is reached behind the last batch, too.
+        _read_dataset(walk, value, node)
         is_counting = value.kind == "steps"
         body(unknown("step", _TRUE) if is_counting else unknown("batch", _BATCH))
         walk.loop = outer
+
+
+def _read_dataset(walk: Walk, loader: Value, node: ast.AST) -> None:
+    """Note what the methods read that make samples, as these go into training."""
+    with walk.into(OPTIMIZER):
+        for dataset in loader.parts[:1]:
+            for name in dataset.attrs if dataset.cls is not None else ():
+                if any(name in fields_of(each) for each in sampling(dataset)):
+                    walk.read((dataset.uid, name), node)
+                    walk.read((dataset.attrs[name].uid, "[]"), node)
 
 
 def _epoch_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
@@ -298,6 +312,7 @@ def _run_for(walk: Walk, node: ast.For | ast.AsyncFor) -> None:
     walk.step(node)
     walk.iterated.add(node.iter)
     value = walk.evaluate(node.iter)
+    note_order(walk, value, node)
     before = dict(frame.env)
 
     def body(element: Value) -> None:
@@ -374,6 +389,8 @@ def _nest(
 
         walk.iterated.add(generator.iter)
         value = walk.evaluate(generator.iter)
+        if isinstance(node, ast.ListComp):
+            note_order(walk, value, node)
         walk.iterate(value, node, body)
 
     level(0)

@@ -13,6 +13,7 @@ from elasticrun.lint.naming import named, written
 from elasticrun.lint.values import Arguments, Value, constant, taints_of, unknown
 from elasticrun.lint.walk.arguments import MethodCalled, arguments
 from elasticrun.lint.walk.externals import (
+    OF_ONE_REPLICA,
     call_unknown,
     is_seeded,
     open_file,
@@ -28,6 +29,7 @@ _TENSOR_DRAWS = named(
 _HARMLESS_IN_PLACE = named(
     "requires_grad_ copy_ detach_ zero_grad retain_grad share_memory_ register_"
 )
+_GATHERING = named("gather gather_for_metrics all_gather all_reduce reduce")
 _PATH_CHANGES = named("rename replace unlink rmdir mkdir")
 _ONLY_OF_PATHS = named("mkdir rmdir unlink")  # a text has the others too
 _PATHS = named("path file dir folder ckpt checkpoint lock marker")
@@ -76,7 +78,10 @@ def change(walk: Walk, it: MethodCalled) -> Value:
 
 
 def _note_grown(walk: Walk, it: MethodCalled) -> None:
-    walk.note(it.node, "changed", it.receiver, how="grow", name="[]", text=it.text)
+    walk.note(
+        it.node, "changed", it.receiver, how="grow", name="[]", text=it.text,
+        taints=it.taints,
+    )  # fmt: skip
 
 
 def items(_: Walk, it: MethodCalled) -> Value:
@@ -102,6 +107,19 @@ def seed(walk: Walk, it: MethodCalled) -> Value:
     return it.receiver
 
 
+def reset(walk: Walk, it: MethodCalled) -> Value:
+    """Begin an episode of an environment anew, which may give it a seed."""
+    given = [v for k, v in it.keywords.items() if k == "seed" and not _is_none(v)]
+    if not given:
+        return draw(walk, it)
+    walk.note(it.node, "seeded", it.receiver, name=it.name, given=Arguments(given))
+    return unknown(taints=taints_of(given))
+
+
+def _is_none(value: Value) -> bool:
+    return value.kind == "const" and value.constant is None
+
+
 def draw(walk: Walk, it: MethodCalled) -> Value:
     """Return what a generator draws."""
     seeds = it.receiver.parts
@@ -109,6 +127,15 @@ def draw(walk: Walk, it: MethodCalled) -> Value:
     if seeds and walk.epoch is None:
         return unknown(taints=taints_of(seeds))
     return unknown(taints=frozenset(("random",)))
+
+
+def resample(walk: Walk, it: MethodCalled) -> Value | None:
+    """Note that a data set that cannot be seen draws which samples it has."""
+    if it.args or it.keywords or "data" not in it.text:
+        return None
+    details = {"name": it.name, "role": "dataset", "is_seeded": True}
+    walk.note(it.node, "drawn", **details)
+    return constant(None)
 
 
 # What is trained, and what trains it.
@@ -208,6 +235,8 @@ def any_method(walk: Walk, receiver: Value, name: str, node: ast.Call) -> Value:
     if result.kind == "wrapped":
         return result
     taints = receiver.taints | result.taints
+    if name in _GATHERING:
+        taints -= OF_ONE_REPLICA
     if name == "backward":
         walk.note(node, "backward", taints=taints)
     taints = taints_of_method(node, name, taints)

@@ -83,6 +83,10 @@ def _path(_: Walk, it: Called) -> Value:
     return unknown(taints=it.taints | {"path"})
 
 
+def _first(_: Walk, it: Called) -> Value | None:
+    return it.args[0] if it.args else None
+
+
 def _environ(_: Walk, it: Called) -> Value | None:
     return unknown("environ", environment_taints(it.args[0])) if it.args else None
 
@@ -192,7 +196,7 @@ _FUNCTIONS = _table(
     (Row(do=externals.next_), "next"),
     (Row(do=_range), "range"),
     (Row(do=externals.consume), "sum max min any all"),
-    (Row(do=externals.container), "list tuple set dict vars"),
+    (Row(do=externals.container), "list tuple set frozenset dict vars"),
     (Row(do=externals.make_container), "dataclasses.field"),
     (Row(do=externals.make_record), "collections.namedtuple"),
 )  # fmt: skip
@@ -214,6 +218,7 @@ _PATTERNS = {
     r"^torch\._foreach_\w+_$": externals.foreach,
     r"^sklearn\.(?:model_selection|utils)\.": externals.split,
     r"^pathlib\.": _path,
+    r"^gym(?:nasium)?\.wrappers\.": _first,
 }
 
 # Functions and classes of any module, by the last part of their names.
@@ -300,7 +305,8 @@ _METHODS: dict[str, dict[str, Row]] = {
     },
     "rng": _table(
         (Row(do=methods.seed), "manual_seed seed"),
-        (Row(do=methods.draw), f"{_NUMPY_DRAWS} {_PYTHON_DRAWS} random_"),
+        (Row(do=methods.draw), f"{_NUMPY_DRAWS} {_PYTHON_DRAWS} random_ step"),
+        (Row(do=methods.reset), "reset"),
     ),
     "accumulator": {
         "synchronized": Row("collective", gives="receiver"),
@@ -314,7 +320,10 @@ _METHODS: dict[str, dict[str, Row]] = {
         _OTHERWISE: Row(),
     },
     "list": _CONTAINER,
-    "set": _CONTAINER,
+    "set": {
+        **_CONTAINER,
+        **dict.fromkeys(("union", "difference", "copy"), Row(gives="receiver")),
+    },
     "dict": {
         **_CONTAINER,
         "get": Row(do=_get),
@@ -357,6 +366,7 @@ _METHODS: dict[str, dict[str, Row]] = {
             (Row(sink=SAVE, do=methods.save), "write_text write_bytes to_csv"),
         ),
         **dict.fromkeys(CHANGING, Row(sink=CONTENT, do=methods.keep)),
+        **dict.fromkeys(("resample", "reshuffle"), Row(do=methods.resample)),
     },
 }  # fmt: skip
 
