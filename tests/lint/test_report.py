@@ -44,7 +44,7 @@ def test_text_says_where_why_and_what_to_do(
     )
     assert lines[1] == f"   {LINE} | {WRITING}"
     assert lines[2] == f"   chain: epoch loop {LINE - 4} -> loop over valid {loop}"
-    assert lines[3].startswith("   help: write after the last dataset loop")
+    assert lines[3].startswith("   help: make it a LogFile")
     assert lines[3].endswith("elasticrun rule ER104")
 
 
@@ -158,8 +158,9 @@ def test_a_comment_on_its_own_line_speaks_for_the_next() -> None:
 
 @pytest.mark.parametrize("code", ["ER104", "ER101"])  # ER101 is retired.
 def test_unused_comments_are_reported(script: Path, code: str) -> None:
-    text = RIGHT.replace(WRITING, f"{WRITING}  # elasticrun: ignore[{code}] old")
-    assert text != RIGHT
+    line = "    log.write("
+    assert line in RIGHT
+    text = RIGHT.replace(line, f"    # elasticrun: ignore[{code}] old\n{line}")
     script.write_text(text, encoding="utf-8")
     assert [each.code for each in lint_paths([script]).findings] == ["ER001"]
 
@@ -182,6 +183,7 @@ def test_settings_come_from_pyproject(
 def test_the_users_own_functions_and_loaders(script: Path) -> None:
     script.write_text(
         PRELUDE + "from mine import Buckets, publish\n"
+        "log = elasticrun.LogFile('log.csv')\n"
         "def bump():\n    open('log.csv', 'a').write('x')\n"
         "buckets = Buckets(train_set)\n"
         "for epoch in remaining_epochs_until(3):\n"
@@ -190,7 +192,7 @@ def test_the_users_own_functions_and_loaders(script: Path) -> None:
         encoding="utf-8",
     )
     pyproject = script.with_name("pyproject.toml")
-    assert lint_paths([script]).findings == []
+    assert [each.code for each in lint_paths([script]).findings] == ["ER114"]
     text = '[tool.elasticrun.lint]\nloaders = ["Buckets"]\n'
     pyproject.write_text(text)
     assert run(["train.py", "--select", "ER104"]) == 1

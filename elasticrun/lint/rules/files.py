@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
-from elasticrun.lint.graph import DataLoop, Spot
+from elasticrun.lint.graph import DataLoop
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts, is_checked, is_once, keywords_of
 
@@ -25,9 +25,12 @@ ER105 = Rule(
 def _files(program: Walked) -> Iterator[Finding]:
     """Yield the findings of ER104 to ER106, and ER114."""
     filled = program.events("written")
+    said: set[ast.AST] = set()  # what ER104 and ER105 speak of, where it is opened
     for event in filled:
         if event.value is None or event.value.mode.startswith("a"):
-            yield from _appended(program, event)
+            for finding in _appended(program, event):
+                said.add(_opened_at(event))
+                yield finding
     for event in program.events("opened"):
         mode = event.how
         if not mode.startswith("w") or is_checked(event.step):
@@ -40,17 +43,18 @@ def _files(program: Walked) -> Iterator[Finding]:
                 f"file opened with mode {mode!r} in zone {zone}, which every restart "
                 "runs again; what was written to it before is lost"
             )
+            said |= {e.at for e in program.events("opened") if _is_same_file(e, event)}
             yield program.finding(ER105, event, message, loop=loop)
     for event in program.events("moved"):
         yield from _moved(program, event)
-    yield from _logs(program, filled)
+    yield from _logs(program, filled, said)
 
 
 ER104 = Rule(
     "ER104 E file appended in replayed code",
     help=(
-        "write after the last dataset loop of the epoch, or guard it with once(key); "
-        "let one rank do it"
+        "make it a LogFile, which leaves out what a replay writes, or guard it with "
+        "once(key) on one rank"
     ),
 )
 
@@ -97,20 +101,25 @@ ER114 = Rule(
 )
 
 
-def _logs(program: Walked, filled: list[Event]) -> Iterator[Finding]:
+def _opened_at(event: Event) -> ast.AST:
+    """Return where the file is opened that is written."""
+    made = event.value.node if event.value is not None else None
+    return made or event.at
+
+
+def _logs(
+    program: Walked, filled: list[Event], seen: set[ast.AST]
+) -> Iterator[Finding]:
     """Yield files that loops and epochs append to, each where it is opened."""
-    seen: set[ast.AST] = set()
     for event in filled:
         value, zone = event.value, program.zone(event.step)
-        at: Event | Spot = event
-        if value is not None:
-            if not value.mode.startswith("a") or value.kind != "file":
-                continue
-            at = program.made(value)
-        if zone not in ("L", "C") or at.at in seen or is_once(event.step):
+        if value is not None and not (value.kind == "file" and value.mode[:1] == "a"):
             continue
-        if not is_checked(event.step):
-            seen.add(at.at)
+        if zone not in ("L", "C") or is_once(event.step) or is_checked(event.step):
+            continue
+        if _opened_at(event) not in seen:
+            seen.add(_opened_at(event))
+            at = event if value is None else program.made(value)
             message = (
                 f"rows that are appended in zone {zone} after the newest checkpoint "
                 "come twice, if the job is killed"

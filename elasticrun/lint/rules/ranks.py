@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop, Guard, Spot, Step, WalkedLoop
-from elasticrun.lint.naming import STOPS, last_name, written
+from elasticrun.lint.naming import STOPS, last_name, named, written
 from elasticrun.lint.program import Walked, doubts, in_words, is_once
 from elasticrun.lint.rules.effects import only_reads
 from elasticrun.lint.values import UNFIXED, taints_of
@@ -113,7 +113,7 @@ _OF_ONE_PROCESS = re.compile(
     r"rank|BytesIO|StringIO|\bis_main|state_dict_type|"
     r"[(, ](?:f|fp|fh|fout|file|fileobj|buf|buffer|stream|handle)\)"
 )
-_MAY_ASK = ("save", "save_checkpoint", "push_to_hub", "torch.distributed.checkpoint.save")
+_MAY_ASK = named("save save_checkpoint push_to_hub torch.distributed.checkpoint.save")
 
 
 def _paths(program: Walked) -> Iterator[Finding]:

@@ -201,7 +201,7 @@ def _generators(program: Walked) -> Iterator[Finding]:
             )
             yield program.finding(ER301, event, message)
     for event in program.events("made", role="loader"):
-        for own in {each: 1 for each in _drawn_by(event.given.args[:1])}:
+        for own in dict.fromkeys(_drawn_by(event.given.args[:1]), 1):
             if own not in seen and own not in renewed and not own.registered:
                 seen.append(own)
                 message = (

@@ -196,6 +196,7 @@ def note_order(walk: Walk, value: Value, node: ast.AST) -> None:
     """Note that the order matters in which a set gives its elements."""
     if value.kind == "set":
         made = "" if value.node is None else written(value.node)
+        walk.step(walk.frame.statement)  # not a comprehension's
         walk.note(node, "ordered", value, text=made)
 
 

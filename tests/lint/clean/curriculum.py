@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import elasticrun
-from elasticrun import AdaptiveDataLoader, AdaptiveDataParallel, Variables
+from elasticrun import Accumulator, AdaptiveDataLoader, AdaptiveDataParallel
 
 WARMUP, TOTAL = 2, 20
 
@@ -27,7 +27,7 @@ def main(easy_set, full_set, test_set):
     easy = AdaptiveDataLoader(easy_set, batch_size=16, sampler=order)
     full = AdaptiveDataLoader(full_set, batch_size=64, shuffle=True)
     test = AdaptiveDataLoader(test_set, batch_size=64)
-    result = Variables(correct=0)
+    result = Accumulator()
     for _ in elasticrun.remaining_epochs_until(WARMUP):
         train_epoch(model, easy, optimizer)
     for group in optimizer.param_groups:
@@ -45,5 +45,6 @@ def main(easy_set, full_set, test_set):
     model.eval()
     for x, y in test:
         with torch.no_grad():
-            result.correct += int((model(x).argmax(1) == y)[: test.num_valid].sum())
-    print(f"test accuracy {result.correct / test.num_samples:.2%}")
+            result["correct"] += (model(x).argmax(1) == y)[: test.num_valid].sum()
+    with result.synchronized():
+        print(f"test accuracy {result['correct'] / test.num_samples:.2%}")

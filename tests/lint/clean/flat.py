@@ -7,6 +7,7 @@ from torch.optim.lr_scheduler import StepLR
 from torchvision import datasets, transforms
 
 from elasticrun import (
+    Accumulator,
     AdaptiveDataLoader,
     AdaptiveDataParallel,
     Variables,
@@ -27,7 +28,7 @@ net = net.to(device)
 optimizer = optim.Adadelta(net.parameters(), lr=1.0)
 scheduler = StepLR(optimizer, step_size=1, gamma=0.7)
 model = AdaptiveDataParallel(net, optimizer, scheduler)
-score = Variables(correct=0, best=0.0)
+hits, score = Accumulator(), Variables(best=0.0)
 
 for epoch in remaining_epochs_until(14):
     model.train()
@@ -43,9 +44,10 @@ for epoch in remaining_epochs_until(14):
     with torch.no_grad():
         for data, target in test_loader:
             pred = model(data.to(device)).argmax(dim=1).cpu()
-            score.correct += int((pred == target)[: test_loader.num_valid].sum())
-    accuracy = score.correct / test_loader.num_samples
-    score.correct = 0
+            hits["right"] += (pred == target)[: test_loader.num_valid].sum()
+    with hits.synchronized():
+        accuracy = hits["right"] / test_loader.num_samples
+        hits.clear()
     if accuracy > score.best:
         score.best = accuracy
         if rank() == 0:

@@ -6,7 +6,12 @@ from sklearn.model_selection import KFold
 from torch import nn
 from torch.utils.data import Subset
 
-from elasticrun import AdaptiveDataLoader, Variables, register, remaining_epochs_until
+from elasticrun import (
+    Accumulator,
+    AdaptiveDataLoader,
+    register,
+    remaining_epochs_until,
+)
 
 EPOCHS = 10
 
@@ -21,7 +26,7 @@ def run_fold(fold, train, valid, scores):
             nn.functional.cross_entropy(net(x), y).backward()
             optimizer.step()
     for x, y in valid:
-        scores.correct += int((net(x).argmax(1) == y).sum())
+        scores["right"] += (net(x).argmax(1) == y)[: valid.num_valid].sum()
 
 
 def main(dataset):
@@ -30,6 +35,7 @@ def main(dataset):
     for fold, (train_ids, valid_ids) in enumerate(folds):
         train = AdaptiveDataLoader(Subset(dataset, train_ids), 32, shuffle=True)
         valid = AdaptiveDataLoader(Subset(dataset, valid_ids), 32)
-        scores = Variables(name=f"scores{fold}", correct=0)
+        scores = Accumulator(name=f"scores{fold}")
         run_fold(fold, train, valid, scores)
-        print(fold, scores.correct / valid.num_samples)
+        with scores.synchronized():
+            print(fold, scores["right"] / valid.num_samples)

@@ -11,22 +11,28 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, get_cosine_schedule_with_warmup
 
 import elasticrun
-from elasticrun import AdaptiveDataLoader, AdaptiveDataParallel, Variables
+from elasticrun import (
+    Accumulator,
+    AdaptiveDataLoader,
+    AdaptiveDataParallel,
+    LogFile,
+    Variables,
+)
 
 EPOCHS = 3
 EVAL_EVERY = 2
 OUT = Path("out")
 
 
-def evaluate(model, loader, totals):
+def evaluate(model, loader):
+    totals = Accumulator()
     model.eval()
     with torch.no_grad():
         for batch in tqdm(loader, desc="eval", disable=elasticrun.rank() != 0):
-            totals.nll += model(**batch).loss.item() * loader.num_valid
-            totals.count += loader.num_valid
-    perplexity = math.exp(totals.nll / totals.count)
-    totals.nll, totals.count = 0.0, 0
-    return perplexity
+            totals["nll"] += model(**batch).loss.item() * loader.num_valid
+            totals["count"] += loader.num_valid
+    with totals.synchronized():
+        return math.exp(totals["nll"] / totals["count"])
 
 
 def main(train_set, valid_set):
@@ -39,7 +45,8 @@ def main(train_set, valid_set):
     total = EPOCHS * len(train)
     scheduler = get_cosine_schedule_with_warmup(optimizer, 100, total)
     ddp = AdaptiveDataParallel(model, optimizer, scheduler)
-    totals = Variables(nll=0.0, count=0, best=float("inf"), tokens=0)
+    kept, seen = Variables(best=float("inf")), Accumulator()
+    rows = csv.writer(LogFile(OUT / "metrics.csv"))
     if elasticrun.rank() == 0:
         wandb.init(project="lm", id=os.environ["RUN_NAME"], resume="allow")
     for epoch in elasticrun.remaining_epochs_until(EPOCHS):
@@ -52,15 +59,14 @@ def main(train_set, valid_set):
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-            totals.tokens += batch["input_ids"].numel()
+            seen["tokens"] += batch["input_ids"][: train.num_valid].numel()
             bar.update(1)
             if step % 100 == 0 and elasticrun.rank() == 0:
                 wandb.log({"loss": loss.item()}, step=epoch * len(train) + step)
         bar.close()
         if (epoch + 1) % EVAL_EVERY == 0:
-            perplexity = evaluate(ddp, valid, totals)
-            totals.best = min(totals.best, perplexity)
+            perplexity = evaluate(ddp, valid)
+            kept.best = min(kept.best, perplexity)
+            rows.writerow([epoch, perplexity, kept.best])
             if elasticrun.rank() == 0:
-                with (OUT / "metrics.csv").open("a", newline="") as file:
-                    csv.writer(file).writerow([epoch, perplexity, totals.best])
                 model.save_pretrained(OUT / f"epoch-{epoch}")

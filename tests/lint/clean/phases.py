@@ -6,6 +6,7 @@ from torch.optim import lr_scheduler
 from torchvision import datasets, models, transforms
 
 from elasticrun import (
+    Accumulator,
     AdaptiveDataLoader,
     AdaptiveDataParallel,
     Variables,
@@ -23,7 +24,7 @@ dataloaders = {
 
 
 def train_model(model, criterion, optimizer, scheduler, num_epochs=25):
-    running = Variables(loss=0.0, corrects=0, best_acc=0.0)
+    running, kept = Accumulator(), Variables(best_acc=0.0)
     for epoch in remaining_epochs_until(num_epochs):
         print(f"Epoch {epoch}/{num_epochs - 1}")
         for phase in ["train", "val"]:
@@ -40,14 +41,16 @@ def train_model(model, criterion, optimizer, scheduler, num_epochs=25):
                         loss.backward()
                         optimizer.step()
                 if phase == "val":
-                    running.loss += loss.item() * inputs.size(0)
-                    running.corrects += int((outputs.argmax(1) == labels).sum())
+                    n = dataloaders[phase].num_valid
+                    running["loss"] += loss.item() * n
+                    running["right"] += (outputs.argmax(1) == labels)[:n].sum()
             if phase == "val":
-                epoch_acc = running.corrects / dataloaders[phase].num_samples
-                print(f"loss {running.loss:.4f} accuracy {epoch_acc:.4f}")
-                running.loss, running.corrects = 0.0, 0
-                if epoch_acc > running.best_acc:
-                    running.best_acc = epoch_acc
+                with running.synchronized():
+                    epoch_acc = running["right"] / dataloaders[phase].num_samples
+                    print(f"loss {running['loss']:.4f} accuracy {epoch_acc:.4f}")
+                    running.clear()
+                if epoch_acc > kept.best_acc:
+                    kept.best_acc = epoch_acc
         scheduler.step()
     return model
 

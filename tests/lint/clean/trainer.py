@@ -11,7 +11,13 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import elasticrun
-from elasticrun import AdaptiveDataLoader, AdaptiveDataParallel, Variables, register
+from elasticrun import (
+    Accumulator,
+    AdaptiveDataLoader,
+    AdaptiveDataParallel,
+    Variables,
+    register,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +38,9 @@ class Trainer:
         self.valid_loader = AdaptiveDataLoader(valid_set, args.batch_size)
         self.criterion = nn.CrossEntropyLoss()
         self.progress = Variables(
-            steps=0, loss_sum=0.0, best_loss=float("inf"), bad_epochs=0, history=[]
+            steps=0, best_loss=float("inf"), bad_epochs=0, history=[]
         )
+        self.sums = Accumulator()
 
     def train_epoch(self, epoch):
         self.model.train()
@@ -59,9 +66,10 @@ class Trainer:
         for x, y in self.valid_loader:
             n = self.valid_loader.num_valid
             loss = self.criterion(self.ema(x)[:n], y[:n])
-            self.progress.loss_sum += loss.item() * n
-        mean = self.progress.loss_sum / self.valid_loader.num_samples
-        self.progress.loss_sum = 0.0
+            self.sums["loss"] += loss.item() * n
+        with self.sums.synchronized():
+            mean = self.sums["loss"] / self.valid_loader.num_samples
+            self.sums.clear()
         return mean
 
     def fit(self):

@@ -8,9 +8,9 @@ from torch import nn
 from tqdm import tqdm
 
 from elasticrun import (
+    Accumulator,
     AdaptiveDataLoader,
     AdaptiveDataParallel,
-    Variables,
     remaining_epochs_until,
 )
 
@@ -63,13 +63,14 @@ def main(train_set, valid_set, device="cpu"):
     valid = Prefetcher(AdaptiveDataLoader(valid_set, batch_size=32), device)
     step = make_step(model, optimizer, nn.CrossEntropyLoss())
     measure = partial(nn.functional.cross_entropy, reduction="sum")
-    sums = Variables(loss=0.0)
+    sums = Accumulator()
     for epoch in tqdm(remaining_epochs_until(10), total=10):
         for x, y in tqdm(to_device(train, device), total=len(train), leave=False):
             step(x, y)
         with evaluating(model), torch.no_grad():
             for x, y in valid:
-                sums.loss += measure(model(x), y).item()
-        tqdm.write(f"{epoch}: {sums.loss / len(valid):.3f}")
-        sums.loss = 0.0
+                sums["loss"] += measure(model(x), y) * valid.loss_weight
+        with sums.synchronized():
+            tqdm.write(f"{epoch}: {sums['loss'] / len(valid):.3f}")
+            sums.clear()
         schedule.step()

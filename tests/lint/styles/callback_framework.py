@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from elasticrun import (
+    Accumulator,
     AdaptiveDataLoader,
     AdaptiveDataParallel,
     State,
@@ -89,7 +90,7 @@ class Trainer:
         self.model = AdaptiveDataParallel(net, optimizer, scheduler)
         self.stopping = EarlyStopping()
         self.callbacks = CallbackList([*(callbacks or []), self.stopping])
-        self.sums = Variables(name="sums", loss=0.0, count=0)
+        self.sums = Accumulator()
         for cb in self.callbacks:
             cb.set_trainer(self)
 
@@ -118,10 +119,11 @@ class Trainer:
         self.model.eval()
         for x, y in loader:
             loss = nn.functional.mse_loss(self.model(x), y, reduction="sum")
-            self.sums.loss += loss.item()
-            self.sums.count += len(x)
-        logs = {"val_loss": self.sums.loss / self.sums.count}
-        self.sums.loss, self.sums.count = 0.0, 0
+            self.sums["loss"] += loss.item() * loader.loss_weight
+            self.sums["count"] += loader.num_valid
+        with self.sums.synchronized():
+            logs = {"val_loss": self.sums["loss"] / self.sums["count"]}
+            self.sums.clear()
         return logs
 
 

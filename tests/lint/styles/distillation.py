@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import torchvision
 
 import elasticrun
-from elasticrun import AdaptiveDataLoader, AdaptiveDataParallel, Variables
+from elasticrun import AdaptiveDataLoader, AdaptiveDataParallel, Accumulator, Variables
 
 
 class KDLoss(nn.Module):
@@ -60,7 +60,7 @@ def main():
     tf = torchvision.transforms.ToTensor()
     tr = AdaptiveDataLoader(torchvision.datasets.CIFAR100("data", True, tf), opt.bs, True, num_workers=2, drop_last=True)
     te = AdaptiveDataLoader(torchvision.datasets.CIFAR100("data", False, tf), opt.bs, even_batches=False)
-    book = Variables(best=0.0, hits=0, seen=0)
+    book, seen = Variables(best=0.0), Accumulator()
 
     for epoch in elasticrun.remaining_epochs_until(opt.epochs):
         lr = set_lr(optimizer, opt.lr, epoch, (150, 180, 210))
@@ -78,9 +78,9 @@ def main():
         with torch.no_grad():
             for x, y in te:
                 pred = net(x.to(dev)).argmax(1).cpu()
-                book.hits += int((pred == y).sum())
-                book.seen += len(y)
-        acc = elasticrun_mean(book)
+                seen["hits"] += (pred == y).sum()
+                seen["all"] += len(y)
+        acc = elasticrun_mean(seen)
         if acc > book.best:
             book.best = acc
             if elasticrun.rank() == 0:
@@ -88,12 +88,11 @@ def main():
         print(f"{epoch} lr {lr:.4f} acc {acc:.4f} best {book.best:.4f}")
 
 
-def elasticrun_mean(book):
-    counts = torch.tensor([book.hits, book.seen], dtype=torch.float64)
-    if elasticrun.world_size() > 1:
-        torch.distributed.all_reduce(counts)
-    book.hits = book.seen = 0
-    return (counts[0] / counts[1]).item()
+def elasticrun_mean(seen):
+    with seen.synchronized():
+        mean = seen["hits"] / seen["all"]
+        seen.clear()
+    return mean
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from elasticrun import (
+    Accumulator,
+    LogFile,
     AdaptiveDataLoader as Loader,
     AdaptiveDataParallel as Parallel,
     Variables,
@@ -51,15 +53,11 @@ def evaluating(*modules):
 
 class CSVLog:
     def __init__(self, path, fields):
-        self.path = path
-        self.fields = fields
-        if not os.path.exists(path):
-            with open(path, "w", newline="") as f:
-                csv.DictWriter(f, fields).writeheader()
+        self.rows = csv.DictWriter(LogFile(path), fields)
+        self.rows.writeheader()
 
     def add(self, **row):
-        with open(self.path, "a", newline="") as f:
-            csv.DictWriter(f, self.fields).writerow(row)
+        self.rows.writerow(row)
 
 
 def main(args, data):
@@ -74,8 +72,9 @@ def main(args, data):
     register(encoder=encoder, decoder=decoder, optimizer=optimizer, plateau=plateau)
     enc, dec = Parallel(encoder, name="enc"), Parallel(decoder, name="dec")
     train = Loader(data["train"], args.batch, shuffle=True, name="train")
-    dev = Loader(data["dev"], args.batch, name="dev")
-    v = Variables(nll=0.0, tokens=0, best=None)
+    dev = Loader(data["dev"], args.batch, name="dev", even_batches=False)
+    v = Variables(best=None)
+    sums = Accumulator()
     table = CSVLog(os.path.join(args.out, "log.csv"), ["epoch", "ppl"])
 
     for epoch in epochs(args.epochs):
@@ -89,12 +88,12 @@ def main(args, data):
             for b in batches(dev, device, "dev"):
                 hidden, _ = enc(b["x"])
                 nll = nn.functional.cross_entropy(dec(hidden).flatten(0, 1), b["y"].flatten(), reduction="sum")
-                v.nll += nll.item()
-                v.tokens += b["y"].numel()
-        mean = v.nll / max(v.tokens, 1)
-        v.nll, v.tokens = 0.0, 0
+                sums["nll"] += nll.item()
+                sums["tokens"] += b["y"].numel()
+        with sums.synchronized():
+            mean = sums["nll"] / max(sums["tokens"], 1)
+            sums.clear()
         plateau.step(mean)
-        if rank() == 0:
-            table.add(epoch=epoch, ppl=mean)
+        table.add(epoch=epoch, ppl=mean)
         if v.best is None or mean < v.best:
             v.best = mean

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 import elasticrun
-from elasticrun import AdaptiveDataLoader, AdaptiveDataParallel, Variables
+from elasticrun import AdaptiveDataLoader, Accumulator, AdaptiveDataParallel
 
 PHASES = [(32, 256, 10), (64, 128, 20), (128, 64, 30)]
 
@@ -21,7 +21,7 @@ def run():
     net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
     opt = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     model = AdaptiveDataParallel(net, opt)
-    score = Variables(correct=0, total=0)
+    score = Accumulator()
     done = 0
     for size, batch, until in PHASES:
         train, test = loaders_for(size, batch)
@@ -34,10 +34,11 @@ def run():
                 opt.step()
             for x, y in test:
                 with torch.no_grad():
-                    score.correct += (model(x).argmax(1) == y).sum().item()
-                score.total += len(y)
-            print(size, epoch, score.correct / score.total)
-            score.correct, score.total = 0, 0
+                    score["right"] += (model(x).argmax(1) == y)[:test.num_valid].sum()
+                score["all"] += test.num_valid
+            with score.synchronized():
+                print(size, epoch, score["right"] / score["all"])
+                score.clear()
         done = until
 
 

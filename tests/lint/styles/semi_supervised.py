@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import elasticrun
-from elasticrun import AdaptiveDataLoader, AdaptiveDataParallel, Variables
+from elasticrun import AdaptiveDataLoader, AdaptiveDataParallel, Accumulator, Variables
 from torch.utils.data import ConcatDataset, Dataset
 
 
@@ -65,7 +65,8 @@ def main(labelled, unlabelled, test_set, cfg):
     model = AdaptiveDataParallel(net, opt, sch)
     loader = AdaptiveDataLoader(Tagged(labelled, unlabelled), cfg.batch, shuffle=True, drop_last=True)
     test = AdaptiveDataLoader(test_set, cfg.batch, even_batches=False)
-    v = Variables(step=0, right=0, count=0)
+    v = Variables(step=0)
+    seen = Accumulator()
     for epoch in elasticrun.remaining_epochs_until(cfg.epochs):
         net.train()
         for x, y in loader:
@@ -85,7 +86,8 @@ def main(labelled, unlabelled, test_set, cfg):
         net.eval()
         with torch.no_grad():
             for x, y in test:
-                v.right += (net(x).argmax(-1) == y).sum().item()
-                v.count += len(y)
-        print(epoch, v.right / v.count)
-        v.right = v.count = 0
+                seen["right"] += (net(x).argmax(-1) == y).sum()
+                seen["all"] += len(y)
+        with seen.synchronized():
+            print(epoch, seen["right"] / seen["all"])
+            seen.clear()

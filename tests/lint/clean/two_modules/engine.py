@@ -1,9 +1,11 @@
-"""The loops, without anything elastic of their own."""
+"""The loops, with little elastic of their own."""
 
 import math
 import sys
 
 import torch
+
+import elasticrun
 
 
 def train_one_epoch(model, criterion, loader, optimizer, device, epoch, log_every=20):
@@ -22,12 +24,12 @@ def train_one_epoch(model, criterion, loader, optimizer, device, epoch, log_ever
 
 
 @torch.no_grad()
-def evaluate(model, loader, device, totals):
+def evaluate(model, loader, device):
+    totals = elasticrun.Accumulator()
     model.eval()
     for images, targets in loader:
         outputs = model(images.to(device)).cpu()
         n = loader.num_valid
-        totals.correct += int((outputs.argmax(1) == targets)[:n].sum())
-    accuracy = totals.correct / loader.num_samples
-    totals.correct = 0
-    return accuracy
+        totals["right"] += (outputs.argmax(1) == targets)[:n].sum()
+    with totals.synchronized():
+        return totals["right"] / loader.num_samples

@@ -35,16 +35,15 @@ def main(args):
         "train": er.AdaptiveDataLoader(train_set, 256, True, name="train"),
         "valid": er.AdaptiveDataLoader(valid_set, 256, name="valid"),
     }
-    totals = er.Variables(correct=0, best=0.0)
+    kept = er.Variables(best=0.0)
+    log = er.LogFile(os.path.join(args["output"], "log.txt"))
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
     for epoch in er.remaining_epochs_until(args["epochs"]):
         train_one_epoch(model, criterion, loaders["train"], optimizer, device, epoch)
-        accuracy = evaluate(model, loaders["valid"], device, totals)
+        accuracy = evaluate(model, loaders["valid"], device)
         scheduler.step()
-        totals.best = max(totals.best, accuracy)
-        if er.rank() == 0:
-            with open(os.path.join(args["output"], "log.txt"), "a") as log:
-                log.write(f"{epoch} {accuracy:.4f} {totals.best:.4f}\n")
+        kept.best = max(kept.best, accuracy)
+        log.write(f"{epoch} {accuracy:.4f} {kept.best:.4f}\n")
 
 
 if __name__ == "__main__":
