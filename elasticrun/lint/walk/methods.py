@@ -133,8 +133,7 @@ def resample(walk: Walk, it: MethodCalled) -> Value | None:
     """Note that a data set that cannot be seen draws which samples it has."""
     if it.args or it.keywords or "data" not in it.text:
         return None
-    details = {"name": it.name, "role": "dataset", "is_seeded": True}
-    walk.note(it.node, "drawn", **details)
+    walk.note(it.node, "drawn", name=it.name, role="dataset", is_seeded=True)
     return constant(None)
 
 
