@@ -24,6 +24,7 @@ class Call(NamedTuple):
     line: int
     module: Module
     outer: Call | None
+    at: ast.AST
 
     def links(self) -> list[Call]:
         """Return the calls from the outermost to this one."""

@@ -79,6 +79,19 @@ class Walked:
             help=help_text or rule.help,
         )
 
+    def called_at(self, write: Write, loop: DataLoop) -> Write | Spot:
+        """Return a write in a loop, or the call in the loop's function that does it."""
+        call, known = write.step.call, loop.step.call
+        while call is not None and call.outer is not known:
+            call = call.outer
+        if call is None or call is known:
+            return write
+        step = next(
+            (each for each in self.graph.steps if each.call is known and each.is_in(loop)),
+            write.step,
+        )
+        return Spot(call.at, step)
+
     def replayed(self, event: Event) -> DataLoop | None:
         """Return the loop that makes an event of an epoch happen again, or None."""
         if self.zone(event.step) not in ("A", "B") or is_once(event.step):
@@ -93,7 +106,8 @@ class Walked:
     def is_before_epochs(self, event: Event) -> bool:
         """Return whether an event happens again after every restart, before epochs."""
         has_epochs = bool(self.graph.epochs)  # without, ER002 says that all is repeated
-        return has_epochs and self.zone(event.step) == "P" and not is_once(event.step)
+        is_early = self.zone(event.step) == "P" or event.step in self.zones.between
+        return has_epochs and is_early and not is_once(event.step)
 
     def is_kept_at_start(self, event: Event) -> bool:
         """Return whether each start does it again, before any loop can have begun."""

@@ -28,6 +28,7 @@ class Zones:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.names: dict[Step, str] = {}
+        self.between: set[Step] = set()  # in zone D, and before more epochs
         self._heads: dict[Step, DataLoop] = {
             loop.step: loop
             for loop in graph.loops
@@ -95,6 +96,8 @@ class Zones:
                 self.names[step] = "L"
             elif step in comes:
                 self.names[step] = "D"
+                if step in leads:
+                    self.between.add(step)
             elif step in leads:
                 self.names[step] = "P"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
-from elasticrun.lint.graph import DataLoop
+from elasticrun.lint.graph import DataLoop, Spot
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts, is_checked, is_once, keywords_of
 
@@ -63,12 +63,17 @@ def _appended(program: Walked, event: Event) -> Iterator[Finding]:
     loop = program.replayed(event)
     if is_checked(event.step):
         return
+    at: Event | Spot = event
+    if event.value is not None and event.value.made_at >= 0:
+        made = program.made(event.value)  # by the `with` statement around, or before
+        at = made if program.zone(made.step) == program.zone(event.step) else event
     if loop is not None:
         message = f"file appended {program.during(loop, event.step)} appends it again"
-        yield program.finding(ER104, event, message, loop=loop, doubts=doubts(loop))
+        yield program.finding(ER104, at, message, loop=loop, doubts=doubts(loop))
     elif program.is_before_epochs(event):
-        message = "file appended in zone P; every restart appends it again"
-        yield program.finding(ER104, event, message, doubts=1)
+        zone = program.zone(event.step)
+        message = f"file appended in zone {zone}; every restart appends it again"
+        yield program.finding(ER104, at, message, doubts=1)
 
 
 def _is_written_later(program: Walked, event: Event, filled: list[Event]) -> bool:

@@ -9,6 +9,7 @@ from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop, Read, Step, ValuePlace, Write
 from elasticrun.lint.program import doubts
 from elasticrun.lint.rules.dataflow import PARTIAL, Dataflow, is_clock
+from elasticrun.lint.values import Value
 
 
 def behind(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
@@ -69,10 +70,16 @@ def _summed(
         f"`{write.name}` is summed over a loop in plain memory: it covers only this "
         f"process's part{'' if loop.is_inner else ' since the last restart'}"
     )
-    severity = "W" if loudness == "decides" and not outside else "H"
+    is_own = write.value is not None and "batch" in write.value.taints
+    is_loud = is_own or (loudness == "decides" and not outside)
     rule, unsure = ER202 if outside else ER302, doubts(loop)
     yield flow.program.finding(
-        rule, write, message, loop=loop, severity=severity, doubts=unsure
+        rule,
+        flow.program.called_at(write, loop),
+        message,
+        loop=loop,
+        severity="W" if is_loud else "H",
+        doubts=unsure,
     )
 
 
@@ -104,7 +111,9 @@ def _read_after(flow: Dataflow, loop: DataLoop, write: Write) -> Iterator[Findin
     every = flow.reads.get(place, ())
     bodies = {read.at for read in every if read.step.is_in(loop)}
     outside = [r for r in every if not r.step.is_in(loop) and r.at not in bodies]
-    if not outside or place[1] == "[]" or is_clock([write]):
+    if not outside or place[1] == "[]":
+        return
+    if is_clock([write]) and _is_made_before(flow, loop, write):
         return
     own = [each for each in flow.writes[place] if each.step.loop is loop]
     if any(flow.is_sum(each, loop) for each in own):
@@ -120,15 +129,25 @@ def _read_after(flow: Dataflow, loop: DataLoop, write: Write) -> Iterator[Findin
         "and read after it; a loop that was finished before a restart sets nothing"
     )
     only_shown = flow.loudness(reads) != "decides"
-    unsure = doubts(loop) + int(only_shown and _is_made_before(flow, loop, write))
+    has_other = only_shown and _is_made_before(flow, loop, write, besides=None)
+    unsure = doubts(loop) + int(has_other)
     yield program.finding(ER307, first, message, loop=loop, doubts=unsure)
 
 
-def _is_made_before(flow: Dataflow, loop: DataLoop, write: Write) -> bool:
+def _is_made_before(
+    flow: Dataflow, loop: DataLoop, write: Write, besides: object = ...
+) -> bool:
+    """Return whether a name has a value without the loop; a constant may not count."""
     return any(
-        each.step.loop is not loop and each.how == "set"
+        each.step.loop is not loop
+        and each.how == "set"
+        and not _is_constant(each.value, besides)
         for each in flow.writes[write.place]
     )
+
+
+def _is_constant(value: Value | None, constant: object) -> bool:
+    return value is not None and value.kind == "const" and value.constant is constant
 
 
 # Numbers of batches.
@@ -193,10 +212,9 @@ def _asks_first(read: Read) -> bool:
 def _guards_optimizer(read: Read) -> bool:
     """Return whether a test is about gradient accumulation, which is ER305."""
     statement = read.step.node
-    return isinstance(statement, ast.If) and any(
-        isinstance(each, ast.Attribute) and each.attr in ("step", "no_sync")
-        for each in ast.walk(statement)
-    )
+    names = {n.attr for n in ast.walk(statement) if isinstance(n, ast.Attribute)}
+    is_test = isinstance(statement, ast.If) and "backward" not in names
+    return is_test and not names.isdisjoint(("step", "no_sync"))
 
 
 # Plain loaders.

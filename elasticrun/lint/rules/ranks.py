@@ -174,11 +174,14 @@ def _uncertain(program: Walked) -> Iterator[Finding]:
             continue
         if isinstance(loop_left, DataLoop) and not loop_left.is_elastic:
             continue
-        num_outer = len(loop_left.step.guards)
-        if uncertain := _uncertain_of(event.step.guards[num_outer:]):
+        inner = event.step.guards[len(loop_left.step.guards) :]
+        what = in_words(_uncertain_of(inner))
+        if not what and isinstance(loop_left, DataLoop):
+            is_own = any("batch" in guard.taints for guard in inner)
+            what = "this replica's part of the batch" if is_own else ""
+        if what:
             message = (
-                f"whether the loop at line {loop_left.line} goes on depends on "
-                f"{in_words(uncertain)}"
+                f"whether the loop at line {loop_left.line} goes on depends on {what}"
             )
             yield program.finding(ER208, event, message)
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from elasticrun.lint.finding import Finding, Rule
+from elasticrun.lint.graph import Spot
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
 from elasticrun.lint.values import Arguments
@@ -36,7 +37,7 @@ def _accumulation(program: Walked) -> Iterator[Finding]:
                     "optimizer stepped once in several batches: saves and stops are "
                     "put off until it is"
                 )
-                yield program.finding(ER305, event, message)
+                yield program.finding(ER305, Spot(guard.test, event.step), message)
                 break
 
 

@@ -116,7 +116,7 @@ def _call_external(walk: Walk, name: str, node: ast.Call) -> Value:
         return _call_elastic(walk, elastic, node)
     row = function_row(name)
     sink = row.sink if row is not None else None
-    given = arguments(walk, node, sink or walk.sink)
+    given = arguments(walk, node, sink)
     it = Called(given.args, given.keywords, name=name, node=node)
     files = [each for each in it.values if each.kind == "file"]
     if files and row is not None and (row.event == "saved" or name == "print"):
@@ -220,6 +220,10 @@ def _fill_fields(walk: Walk, made: Value, cls: Class, node: ast.Call) -> None:
     made.attrs.update((name, values[name]) for name in order)
     for name in made.attrs:
         walk.write((made.uid, name), node, "set", made.attrs[name], str(name))
+    for name in fields:  # those that have a value of their own
+        if name not in made.attrs and any(name in e.constants for e in cls.lineage()):
+            attribute(walk, made, name, node)
+            walk.write((made.uid, name), node, "set", made.attrs.get(name), name)
     if not fields:
         made.parts = given.values
 

@@ -36,7 +36,8 @@ def _frame_for(walk: Walk, callee: Value, node: ast.AST) -> Frame | None:
         return None
     walk.num_calls[function] += 1
     frame = walk.frame
-    link = Call(callee.name, getattr(node, "lineno", 1), frame.module, frame.call)
+    line = getattr(node, "lineno", 1)
+    link = Call(callee.name, line, frame.module, frame.call, node)
     outer = callee.frame if isinstance(callee.frame, Frame) else None
     module = outer.module if outer is not None else frame.module
     made = Frame(module, function, outer=outer, call=link)

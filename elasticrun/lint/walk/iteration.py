@@ -10,6 +10,7 @@ from elasticrun.lint import roles
 from elasticrun.lint.graph import OPTIMIZER, TEST, DataLoop, EpochLoop, Step, WalkedLoop
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import (
+    NO_TAINTS,
     Kind,
     MethodDef,
     Value,
@@ -203,8 +204,11 @@ def _data_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
             walk.loop = loop
         walk.step(node)  # The head is reached behind the last batch, too.
         _read_dataset(walk, value, node)
-        is_counting = value.kind == "steps"
-        body(unknown("step", _TRUE) if is_counting else unknown("batch", _BATCH))
+        if value.kind == "steps":
+            element = unknown("step", _TRUE)
+        else:  # All replicas get all of a plain loader.
+            element = unknown("batch", _BATCH if loop.is_elastic else NO_TAINTS)
+        body(element)
         walk.loop = outer
 
 

@@ -68,6 +68,7 @@ def change(walk: Walk, it: MethodCalled) -> Value:
     is_time = bool(args) and args[-1].taints == frozenset(("time",))
     content = args[-1] if is_time else None
     write_content(walk, receiver, it.node, how, it.text, content)
+    receiver.taints |= it.taints & {"batch"}
     if is_growing:
         _note_grown(walk, it)
         is_early = walk.loop is None and walk.epoch is None

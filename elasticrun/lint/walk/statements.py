@@ -77,7 +77,7 @@ def _run_if(walk: Walk, node: ast.If) -> None:
         if frame.module is walk.root:
             walk.run(node.body)
         return
-    with walk.into(_sink_of_test(node)):
+    with walk.into(_sink_of_test(walk, node)):
         test = walk.evaluate(node.test)
     guard = walk.guard(node.test, _taints_of_test(node.test, test))
     start, before = walk.here, dict(frame.env)
@@ -124,11 +124,25 @@ def _is_main_test(test: ast.expr) -> bool:
     return is_comparison and written(test) == "__name__ == '__main__'"
 
 
-def _sink_of_test(node: ast.If) -> Sink:
+def _sink_of_test(walk: Walk, node: ast.If) -> Sink:
     """Return what a test is to what it reads: a decision, or only about a log line."""
     if _is_lazy(node):
         return OWN
-    return _QUIET_TEST if _is_quiet(node.body) and _is_quiet(node.orelse) else TEST
+    if not (_is_quiet(node.body) and _is_quiet(node.orelse)):
+        return TEST
+    # What is set in both branches gets its value by the test.
+    places = tuple(
+        (walk.frame.binder(name).uid, name)
+        for name in _set_in(node.body) & _set_in(node.orelse)
+    )
+    return Sink("flow", places) if places else _QUIET_TEST
+
+
+def _set_in(body: list[ast.stmt]) -> set[str]:
+    """Return the names that a body sets."""
+    nodes = (node for statement in body for node in ast.walk(statement))
+    names = (each for each in nodes if isinstance(each, ast.Name))
+    return {each.id for each in names if isinstance(each.ctx, ast.Store)}
 
 
 # `with` and `try`.

@@ -250,7 +250,8 @@ ELASTIC = _table(
     (Row(taint="rank"), "rank local_rank replica_rank"),
     (Row(taint="world_size"), "world_size num_replicas"),
     (Row(taint="generation"), "generation num_restarts"),
-    (Row(taint="once"), "once"),
+    (Row("collective", taint="once"), "once"),
+    (Row("state"), "LogFile"),
     (Row(taint="epoch"), "current_epoch finished_epochs"),
 )
 
