@@ -16,7 +16,7 @@ from tests.lint.pages import PAGES, PRELUDE
 
 WRONG = PRELUDE + PAGES["ER104"].wrong
 RIGHT = PRELUDE + PAGES["ER104"].right
-WRITING = '        file.write(f"{epoch}\\n")'
+WRITING = '    with open("log.csv", "a") as file:'
 LINE = WRONG.splitlines().index(WRITING) + 1
 
 
@@ -37,13 +37,13 @@ def test_text_says_where_why_and_what_to_do(
     script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = output(capsys, "train.py").splitlines()
-    loop = LINE + 1
+    loop = LINE + 2
     assert lines[0] == (
-        f"train.py:{LINE}:9: ER104 file appended in zone B; a restart during "
+        f"train.py:{LINE}:10: ER104 file appended in zone B; a restart during "
         f"the loop at line {loop} appends it again"
     )
     assert lines[1] == f"   {LINE} | {WRITING}"
-    assert lines[2] == f"   chain: epoch loop {LINE - 4} -> loop over valid {loop}"
+    assert lines[2] == f"   chain: epoch loop {LINE - 3} -> loop over valid {loop}"
     assert lines[3].startswith("   help: make it a LogFile")
     assert lines[3].endswith("elasticrun rule ER104")
 
@@ -81,13 +81,13 @@ def test_json_has_everything(script: Path, capsys: pytest.CaptureFixture[str]) -
         "E",
         "B",
     )
-    assert (finding["line"], finding["column"]) == (LINE, 9)
+    assert (finding["line"], finding["column"]) == (LINE, 10)
 
 
 def test_github_is_escaped(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = output(capsys, "train.py", "--format", "github").splitlines()
     assert line.startswith(
-        f"::error file=train.py,line={LINE},col=9,title=elasticrun ER104::"
+        f"::error file=train.py,line={LINE},col=10,title=elasticrun ER104::"
     )
 
 
@@ -151,7 +151,7 @@ def test_a_comment_keeps_a_line_from_being_reported(comment: str) -> None:
 
 def test_a_comment_on_its_own_line_speaks_for_the_next() -> None:
     text = WRONG.replace(
-        WRITING, f"        # elasticrun: ignore[ER104] twice is meant\n{WRITING}"
+        WRITING, f"    # elasticrun: ignore[ER104] twice is meant\n{WRITING}"
     )
     assert lint_text(text).findings == []
 
@@ -206,7 +206,7 @@ def test_zones_are_explained(script: Path, capsys: pytest.CaptureFixture[str]) -
     assert run(["train.py", "--explain-zones"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert f"   B {LINE:4} | {WRITING}" in lines
-    assert f"   L {LINE + 2:4} |         evaluate(x, y)" in lines
+    assert f"   L {LINE + 3:4} |         evaluate(x, y)" in lines
 
 
 # The commands around.
@@ -232,5 +232,5 @@ def test_rules_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
 def test_flake8_gets_the_same_findings(script: Path) -> None:
     found = list(flake8.Plugin(None, filename=str(script)).run())  # type: ignore[arg-type]
     assert [(line, column, text[:5]) for line, column, text, _ in found] == [
-        (LINE, 8, "ER104")
+        (LINE, 9, "ER104")
     ]

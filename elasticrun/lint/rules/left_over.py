@@ -33,7 +33,7 @@ def behind(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
 
 
 ER202 = Rule(
-    "ER202 H loader iterated outside an epoch, its result in plain variables",
+    "ER202 W loader iterated outside an epoch, its result in plain variables",
     help="keep the sum in an Accumulator",
 )
 ER302 = Rule(
