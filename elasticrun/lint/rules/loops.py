@@ -232,7 +232,7 @@ def _asked(program: Walked) -> Iterator[Finding]:
     kept: list[tuple[Event, Value, Step]] = []  # with the loader, and where it was made
     for event in program.events("asked"):
         source = event.value
-        if source is None or source.kind != "iterator" or source.name == "cycle":
+        if source is None or source.kind != "iterator":
             continue
         made = program.graph.steps[source.made_at]
         loaders = elastic_loaders_in(source)
@@ -240,6 +240,8 @@ def _asked(program: Walked) -> Iterator[Finding]:
             kept.append((event, loaders[0], made))
     seen: set[tuple[int, str]] = set()
     for event, loader, made in kept:
+        if event.value is not None and event.value.name == "cycle":
+            continue  # Of it ER207 speaks, where it is made.
         message = _overlap(program, event, loader, made, kept)
         rule, where = ER203, Spot(event.at, event.step)
         if not message and event.step.loop is None:

@@ -101,7 +101,7 @@ ER306 = Rule(
 
 
 def _unregistered(program: Walked) -> Iterator[Finding]:
-    if not program.graph.epochs:
+    if not program.graph.epochs and not program.graph.loops:
         return
     kinds = {
         "optimizer": "optimizer",
@@ -114,7 +114,8 @@ def _unregistered(program: Walked) -> Iterator[Finding]:
     has_unseen = bool(program.events("unseen states"))
     for event in program.events("trained"):
         value, what = event.value, kinds.get(event.role)
-        if value is None or what is None or event.step.epoch is None or has_unseen:
+        is_inside = event.step.epoch is not None or event.step.loop is not None
+        if value is None or what is None or not is_inside or has_unseen:
             continue
         if value.uid in seen or not value.sure or value.kind == "unknown":
             continue
@@ -162,9 +163,13 @@ def _trained_models(
         if optimizer is not None and optimizer.uid in stepped:
             for model in _models_of(optimizer):
                 yield model, optimizer
-    for event in program.events("trained", role="weights"):
+    for event in program.events("trained"):
         moved = event.value
-        is_trained = event.step.epoch is not None and event.step.loop is not None
+        is_copied = event.role == "loaded" and event.how == "copied"
+        is_trained = event.step.loop is not None and (
+            is_copied or (event.role == "weights" and event.step.epoch is not None)
+        )
+        is_trained |= is_copied and program.zone(event.step) == "C"
         if moved is None or not is_trained or moved.in_epoch:
             continue
         if moved.is_model:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from elasticrun.lint.finding import Finding, Rule
-from elasticrun.lint.graph import EpochLoop, ValuePlace, Write
+from elasticrun.lint.graph import EpochLoop, Read, Spot, ValuePlace, Write
 from elasticrun.lint.program import Walked, doubts, is_once
 from elasticrun.lint.rules.dataflow import PARTIAL, Carried, Dataflow, Turns, steps_of
 from elasticrun.lint.rules.left_over import behind
@@ -78,6 +78,8 @@ def _over_epochs(
     if not loudness and turns.head in flow.reached(turns.head, place, turns.inside):
         loudness = flow.loudness(reads)
     loop = program.zones.loops_of(epoch)[0]
+    if loudness and _ends_at_once(program, epoch, carried, reads):
+        return
     if loudness:
         lost.add(place)
         write = _telling(carried)
@@ -92,13 +94,32 @@ def _over_epochs(
             f"`{write.name}` has the last epoch's value after the epochs; a job that "
             "is started again when all epochs are finished does not make it"
         )
-        severity, unsure = "H", 0
+        goes_on = any(each.step in program.zones.between for each in reads)
+        severity, unsure = "W" if goes_on else "H", 0
     else:
         return
-    if severity == "H" or not is_once(write.step):
+    if not loudness or not is_once(write.step):
         yield program.finding(
             ER301, write, message, loop=loop, severity=severity, doubts=unsure
         )
+
+
+def _ends_at_once(
+    program: Walked, epoch: EpochLoop, carried: Carried, reads: list[Read]
+) -> bool:
+    """Return whether a place is a flag that is asked behind its change, and leaves."""
+    last = max(each.step.number for each in carried.survivors)
+    leaving = {
+        id(node)
+        for event in program.events("left")
+        if event.loop is epoch
+        for guard in event.step.guards
+        for node in ast.walk(guard.test)
+    }
+    return all(
+        each.value is not None and each.value.kind == "const" and each.value.constant
+        for each in carried.survivors
+    ) and all(id(each.at) in leaving and each.step.number > last for each in reads)
 
 
 def _over_turns(
@@ -111,7 +132,9 @@ def _over_turns(
         carried = carried._replace(survivors=plain)
     exposed = flow.reached(turns.head, carried.place, turns.inside) & turns.inside
     reads = flow.seen_from(turns, carried.place, exposed)
-    if not carried.survivors or flow.loudness(reads) != "decides":
+    loudness = flow.loudness(reads)
+    is_axis = loop is not None and loop.epoch is None and _is_axis(flow, carried, reads)
+    if not carried.survivors or (loudness != "decides" and not is_axis):
         return
     lost.add(carried.place)
     write = _telling(carried)
@@ -122,7 +145,19 @@ def _over_turns(
         "and read in a later turn; a restart makes it again with its first value"
     )
     assert not isinstance(loop, EpochLoop)
-    yield flow.program.finding(ER301, write, message, loop=loop, severity="E")
+    severity = "E" if loudness == "decides" else "W"
+    yield flow.program.finding(ER301, write, message, loop=loop, severity=severity)
+
+
+def _is_axis(flow: Dataflow, carried: Carried, reads: list[Read]) -> bool:
+    """Return whether a place counts the steps of what a tracker gets."""
+    counts = all(
+        each.how == "update" and each.value and "batch" not in each.value.taints
+        for each in carried.survivors
+    )
+    places = flow.followed({carried.place})
+    every = [*reads, *(r for p in places for r in flow.reads.get(p, ()))]
+    return counts and any(each.sink.kind == "track" for each in every)
 
 
 def _telling(carried: Carried) -> Write:
@@ -182,9 +217,21 @@ def _generators(program: Walked) -> Iterator[Finding]:
             continue
         is_seeded = bool(own.parts) or own.name == "torch.Generator"  # else ER501
         made = program.made(own)
+        seeds = [e for e in program.events("seeded") if e.value is own]
+        if own.name.startswith("gym") and seeds:
+            made = Spot(seeds[0].at, seeds[0].step)
         is_kept = own.registered or own.is_handed_on
         is_kept = is_kept or bool(_STATES.search(made.step.module.text))
-        if program.zone(made.step) != "P" or is_kept or not is_seeded:
+        if is_kept or not is_seeded:
+            continue
+        if program.zone(made.step) in ("A", "B") and event.step.loop is not None:
+            seen.append(own)
+            message = (
+                f"this generator is made anew for the loop that draws from it (line "
+                f"{event.step.line}), also where a restart continues the loop"
+            )
+            yield program.finding(ER301, made, message)
+        if program.zone(made.step) != "P":
             continue
         if (zone := program.zone(event.step)) in ("L", "C"):
             seen.append(own)

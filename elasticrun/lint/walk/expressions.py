@@ -33,11 +33,16 @@ def _evaluate_name(walk: Walk, node: ast.Name) -> Value:
     value, owner = walk.frame.look_up(node.id)
     if owner is not None and value.kind not in ("func", "class", "module", "ext"):
         walk.read((owner.uid, node.id), node)
-        if value.is_container or value.is_durable:
+        if value.is_container or value.is_durable or _may_hold(value):
             walk.read((value.uid, "[]"), node)
     if value.kind == "unknown" and roles.hint(node.id) == "rank":
         value.taints |= {"rank"}
     return value
+
+
+def _may_hold(value: Value) -> bool:
+    """Return whether a value may be an array, which a call has made."""
+    return value.kind == "unknown" and value.made_at >= 0
 
 
 # Operators.
@@ -193,7 +198,7 @@ def attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value:
     if name in base.attrs:
         value = base.attrs[name]
         walk.read((base.uid, name), node)
-        if value.is_container:
+        if value.is_container or _may_hold(value):
             walk.read((value.uid, "[]"), node)
         if value.is_container or (base.is_model and value.is_model):
             value.registered |= base.is_durable

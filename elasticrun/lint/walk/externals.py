@@ -163,8 +163,18 @@ def next_(walk: Walk, it: Called) -> Value | None:
     """Return an element that an iterator is asked for by hand."""
     if not it.args:
         return None
-    walk.note(it.node, "asked", it.args[0], given=it, turns=walk.turns)
+    source = it.args[0]
+    if source.kind == "generator" and (inner := _loaders_of(source)):
+        # A loop over a loader in a function of the program, which is asked by hand.
+        made_at = source.made_at
+        source = Value("iterator", "generator", parts=inner, made_at=made_at)
+    walk.note(it.node, "asked", source, given=it, turns=walk.turns)
     return unknown(taints=it.taints)
+
+
+def _loaders_of(generator: Value) -> list[Value]:
+    """Return the loaders that a generator of the program is given."""
+    return [each for each in generator.parts if loaders_in(each)]
 
 
 def iterator(walk: Walk, it: Called, source: Value) -> Value:

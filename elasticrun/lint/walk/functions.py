@@ -55,7 +55,11 @@ def _enter(
     if is_generator(function):
         # Its body runs where its values are asked for.
         parts = given.values
-        return Value("generator", callee.name, node=function, parts=parts, frame=frame)
+        number = walk.current.number
+        return Value(
+            "generator", callee.name, node=function, parts=parts, frame=frame,
+            made_at=number,
+        )  # fmt: skip
     result = run_function(walk, function, frame, node)
     if result.kind == "unknown":
         result.taints -= {"enumerated"}

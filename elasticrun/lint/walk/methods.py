@@ -125,6 +125,8 @@ def draw(walk: Walk, it: MethodCalled) -> Value:
     """Return what a generator draws."""
     seeds = it.receiver.parts
     walk.note(it.node, "drawn", it.receiver, name=it.name, is_seeded=bool(seeds))
+    if it.receiver.name.startswith("gym"):
+        return unknown(taints=frozenset(("batch",)))  # Each replica has its own.
     if seeds and walk.epoch is None:
         return unknown(taints=taints_of(seeds))
     return unknown(taints=frozenset(("random",)))
@@ -161,9 +163,12 @@ def step_scaled(walk: Walk, it: MethodCalled) -> Value:
 
 def load(walk: Walk, it: MethodCalled) -> Value:
     """Mark what `load_state_dict` fills: the program cares for its state itself."""
+    # From another model there is nothing to load after a restart.
+    is_copied = any(each.kind == "param" for each in it.args)
     for each in (it.receiver, *it.receiver.parts, *it.receiver.also):
-        each.is_loaded_by_hand = True
-    walk.note(it.node, "trained", it.receiver, role="loaded")
+        each.is_loaded_by_hand |= not is_copied
+    how = "copied" if is_copied else ""
+    walk.note(it.node, "trained", it.receiver, role="loaded", how=how)
     return constant(None)
 
 
