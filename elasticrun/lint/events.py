@@ -18,6 +18,7 @@ What = Literal[
     # that are kept in a dictionary, `loaded` for a state that replaces the one there.
     "trained",
     "backward",  # gradients are computed of a loss with these taints
+    "set up",  # how a model trains: what is frozen, or an attribute of a module
     "added",  # something with these taints, to an Accumulator
     "changed",  # a field of something saved gets a value: set, updated, or grown
     # Random numbers: a generator (the value, or a global one) is seeded, or drawn from.

@@ -7,7 +7,15 @@ from collections.abc import Iterable
 
 from elasticrun.lint.events import Event, What
 from elasticrun.lint.finding import Finding, Rule, lowered, place_of
-from elasticrun.lint.graph import DataLoop, Read, Spot, Step, WalkedLoop, Write
+from elasticrun.lint.graph import (
+    Call,
+    DataLoop,
+    Read,
+    Spot,
+    Step,
+    WalkedLoop,
+    Write,
+)
 from elasticrun.lint.values import Value
 from elasticrun.lint.walk.walk import Walk
 from elasticrun.lint.zones import Zones, calls_within
@@ -79,17 +87,15 @@ class Walked:
             help=help_text or rule.help,
         )
 
-    def called_at(self, write: Write, loop: DataLoop) -> Write | Spot:
-        """Return a write in a loop, or the call in the loop's function that does it."""
-        call, known = write.step.call, loop.step.call
+    def called_at(self, where: Write | Event | Spot, known: Call | None) -> Spot:
+        """Return where something happens as seen from a function that is called."""
+        call = where.step.call
         while call is not None and call.outer is not known:
             call = call.outer
         if call is None or call is known:
-            return write
-        step = next(
-            (each for each in self.graph.steps if each.call is known and each.is_in(loop)),
-            write.step,
-        )
+            return Spot(where.at, where.step)
+        steps = (each for each in self.graph.steps if each.call is known)
+        step = next((each for each in steps if each.line == call.line), where.step)
         return Spot(call.at, step)
 
     def replayed(self, event: Event) -> DataLoop | None:

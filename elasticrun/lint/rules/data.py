@@ -157,7 +157,7 @@ def _is_only_iterated(value: Value) -> bool:
 
 
 ER506 = Rule(
-    "ER506 W order of a set of texts",
+    "ER506 W order of a set of texts, or of a folder",
     help="sort it: sorted(...)",
 )
 _TEXTS = re.compile(
@@ -183,6 +183,36 @@ def _orders(program: Walked) -> Iterator[Finding]:
         yield program.finding(ER506, Spot(node, event.step), message)
 
 
+_LISTING = named("listdir glob iglob rglob iterdir scandir")
+
+
+def _folders(program: Walked) -> Iterator[Finding]:
+    """Yield where a data set takes its samples as a folder happens to list them."""
+    for cls in program.walk.classes:
+        if cls.role != "dataset" and "__getitem__" not in cls.methods:
+            continue
+        if ".sort(" in ast.unparse(cls.node):
+            continue
+        step = next(
+            (each for each in program.graph.steps if each.module is cls.module), None
+        )
+        calls = [each for each in ast.walk(cls.node) if isinstance(each, ast.Call)]
+        fixed = {
+            id(node)
+            for each in calls
+            if last_name(each.func) in _UNORDERED
+            for node in ast.walk(each)
+        }
+        for each in calls:
+            is_listing = last_name(each.func) in _LISTING and id(each) not in fixed
+            if is_listing and step is not None:
+                message = (
+                    "the order of a folder is that of its file system, so samples or "
+                    "classes may have other numbers on another machine"
+                )
+                yield program.finding(ER506, Spot(each, step), message)
+
+
 def _keeps_order(event: Event) -> bool:
     node, statement = event.at, event.step.node
     if isinstance(node, ast.For):
@@ -200,4 +230,4 @@ def _keeps_order(event: Event) -> bool:
     )
 
 
-CHECKS = (_unseeded, _seeds, _sizes, _samplers, _orders)
+CHECKS = (_unseeded, _seeds, _sizes, _samplers, _orders, _folders)

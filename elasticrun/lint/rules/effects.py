@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from elasticrun.lint import catalog, roles
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
-from elasticrun.lint.naming import written
+from elasticrun.lint.naming import named, written
 from elasticrun.lint.program import Walked, doubts, keywords_of
 
 ER109 = Rule(
@@ -64,6 +64,9 @@ ER110 = Rule(
 )
 
 
+_COUNTING = named("wandb.log trackio.log swanlab.log")  # each call is another step
+
+
 ER111 = Rule(
     "ER111 H logged again in replayed code",
     help="log after the last dataset loop of the epoch",
@@ -94,7 +97,11 @@ def _effects(program: Walked) -> Iterator[Finding]:
             message = (
                 f"logged in zone {program.zone(event.step)}, again after a restart"
             )
-            yield program.finding(ER111, event, message, loop=loop)
+            is_step = event.name in _COUNTING and not keywords_of(event.at) & {"step"}
+            severity = "W" if is_step else None
+            yield program.finding(
+                ER111, event, message, loop=loop, severity=severity
+            )
     for event in program.events("saved"):
         loop = program.replayed(event)
         holds_weights = any(x in written(event.at) for x in ("state_dict", "model"))

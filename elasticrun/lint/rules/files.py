@@ -144,7 +144,9 @@ ER106 = Rule(
 def _moved(program: Walked, event: Event) -> Iterator[Finding]:
     is_tolerant = keywords_of(event.at) & {"missing_ok", "exist_ok", "ignore_errors"}
     is_temporary = any("temporary" in each.taints for each in event.given.args)
-    if is_tolerant or is_temporary or is_checked(event.step):
+    is_turned = any(isinstance(each, ast.For) for each in event.turns)
+    is_rotated = is_turned and event.name.endswith(("replace", "rename", "move"))
+    if is_tolerant or is_temporary or (is_checked(event.step) and not is_rotated):
         return
     if any(word in each or not each for each in event.catching for word in _FORGIVING):
         return

@@ -75,7 +75,7 @@ def _summed(
     rule, unsure = ER202 if outside else ER302, doubts(loop)
     yield flow.program.finding(
         rule,
-        flow.program.called_at(write, loop),
+        flow.program.called_at(write, loop.step.call),
         message,
         loop=loop,
         severity="W" if is_loud else "H",
@@ -248,7 +248,8 @@ def _plain(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:
         if read.step not in inside
     ]
     trains = any(e.step in inside for e in program.events("trained", "backward"))
-    only_shown = not trains and flow.loudness(reads) == "shown"
+    is_last = program.zone(loop.step) == "C"  # with the weights that it had before
+    only_shown = not trains and (is_last or flow.loudness(reads) == "shown")
     message = (
         f"loop over the plain DataLoader {loop.text} in an epoch with elastic "
         "loaders; a restart runs it from its start, on every replica"

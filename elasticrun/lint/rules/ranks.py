@@ -6,11 +6,12 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
+from elasticrun.lint import catalog
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop, Guard, Spot, Step, WalkedLoop
 from elasticrun.lint.naming import STOPS, last_name, named, written
-from elasticrun.lint.program import Walked, doubts, in_words, is_once
+from elasticrun.lint.program import Walked, doubts, in_words, is_once, keywords_of
 from elasticrun.lint.rules.effects import only_reads
 from elasticrun.lint.values import UNFIXED, taints_of
 
@@ -133,6 +134,19 @@ def _paths(program: Walked) -> Iterator[Finding]:
             yield program.finding(ER403, event, text, doubts=int(is_vague))
 
 
+def _trackers(program: Walked) -> Iterator[Finding]:
+    """Yield trackers that all replicas make; of runs without an id ER110 speaks."""
+    for event in program.events("made", role="tracker"):
+        is_alone = _rank_guard(event.step) is not None or "rank" in written(event.at)
+        keys = catalog.TRACKER_KEYS.get(event.name)
+        is_said = keys is not None and not keywords_of(event.at) & {None, *keys}
+        if is_alone or is_said or "adaptdl" in event.step.module.text:
+            continue
+        if program.zone(event.step):
+            message = f"every replica makes a {event.name.rpartition('.')[2]} here"
+            yield program.finding(ER403, event, message)
+
+
 def _is_own_path(event: Event) -> bool:
     given = event.given
     path = [*(given.args[1:] or given.args), *given.keywords.values()]
@@ -221,4 +235,4 @@ def _catches_stop(handler: ast.ExceptHandler) -> bool:
     return not STOPS.isdisjoint(map(last_name, kinds))
 
 
-CHECKS = (_collectives, _loops, _states, _paths, _uncertain, _handlers)
+CHECKS = (_collectives, _loops, _states, _paths, _trackers, _uncertain, _handlers)

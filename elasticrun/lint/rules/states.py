@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
-from elasticrun.lint.graph import Spot
+from elasticrun.lint.graph import Call, Spot
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
 from elasticrun.lint.values import Class, Value
@@ -25,6 +25,10 @@ def _states(program: Walked) -> Iterator[Finding]:
     for cls in program.walk.classes:
         if cls.role == "state":
             yield from _fields(program, cls)
+        elif cls.role != "model" and any(
+            each.cls is cls and each.registered for each in program.walk.objects
+        ):
+            yield from _left_out(program, cls)
 
 
 def _fields(program: Walked, cls: Class) -> Iterator[Finding]:
@@ -53,6 +57,30 @@ def _fields(program: Walked, cls: Class) -> Iterator[Finding]:
         elif field in changed and field not in saved:
             text = f"{name}.{field} changes, but save does not write it"
             yield program.finding(ER303, Spot(save, step), text)
+
+
+def _left_out(program: Walked, cls: Class) -> Iterator[Finding]:
+    """Yield fields that a registered object updates, and its `state_dict` leaves out."""
+    save = cls.methods.get("state_dict")
+    saved = _touched(save) if save is not None else None
+    step = next(
+        (each for each in program.graph.steps if each.module is cls.module), None
+    )
+    if saved is None or step is None:
+        return
+    seen: set[str] = set()
+    for method in cls.methods.values():
+        for node in ast.walk(method):
+            target = node.target if isinstance(node, ast.AugAssign) else None
+            if not isinstance(target, ast.Attribute) or written(target.value) != "self":
+                continue
+            if target.attr not in saved | seen:
+                seen.add(target.attr)
+                text = (
+                    f"{cls.node.name}.{target.attr} changes, but state_dict does not "
+                    "write it"
+                )
+                yield program.finding(ER303, Spot(node, step), text)
 
 
 def _touched(function: ast.AST) -> set[str] | None:
@@ -122,6 +150,8 @@ def _unregistered(program: Walked) -> Iterator[Finding]:
         seen.add(value.uid)
         if value.uid in covered or value.node is None or value.made_at < 0:
             continue
+        if program.graph.steps[value.made_at].loop is not None:  # one of a batch
+            continue
         averages = value.attrs.values() if event.role == "ema" else ()
         if any(is_saved(each, depth=0) for each in averages if each.is_model):
             continue
@@ -151,7 +181,17 @@ def _unregistered_models(
             "this model is trained and in no state: a restart begins with a new one"
         )
         reported.add(model.uid)
-        yield program.finding(ER306, program.made(model), message)
+        made = program.called_at(program.made(model), _common_call(program, model, by))
+        yield program.finding(ER306, made, message)
+
+
+def _common_call(program: Walked, model: Value, by: Value) -> Call | None:
+    """Return the call in which a model is made and what trains it, if it is in one."""
+    steps = [program.graph.steps[each.made_at] for each in (model, by)]
+    own, other = ([*(e.call.links() if e.call else [])] for e in steps)
+    if model is by:
+        return own[-2] if len(own) > 1 else None
+    return next((e for e in reversed(own) if e in other), None)
 
 
 def _trained_models(
@@ -330,10 +370,18 @@ def _own_values(program: Walked) -> Iterator[Finding]:
     lists = {each for one in kept for each in one.attrs.values() if each.is_container}
     for event in program.events("changed"):
         loop = event.step.loop
-        if event.value is None or loop is None or "batch" not in event.taints:
+        if event.value is None or not (event.value in kept or event.value in lists):
             continue
-        is_kept = event.value in kept or event.value in lists
-        if is_kept and not any("rank" in each.taints for each in event.step.guards):
+        if any("rank" in each.taints for each in event.step.guards):
+            if event.step.epoch is None and loop is None:
+                continue
+            message = (
+                f"`{event.text}` is set on some replicas only, so that the others have "
+                "another value than the checkpoint"
+            )
+            help_text = "set it on all replicas, and test the rank only around effects"
+            yield program.finding(ER311, event, message, help_text=help_text)
+        elif loop is not None and "batch" in event.taints:
             message = (
                 f"`{event.text}` gets what this replica's part of the batch gives; a "
                 "checkpoint has that of rank 0, and gives it to all"

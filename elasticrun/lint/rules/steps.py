@@ -109,6 +109,8 @@ def _losses(program: Walked) -> Iterator[Finding]:
             )
         elif "summed" in event.taints:
             what = "a sum, which is divided by the number of replicas"
+        elif "paired" in event.taints:
+            what = "of all pairs of samples in this part of the batch"
         else:
             continue
         seen.add(event.at)

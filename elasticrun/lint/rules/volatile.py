@@ -200,17 +200,52 @@ def _left(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
             yield program.finding(ER209, event, message)
 
 
+def _in_one_epoch(program: Walked) -> Iterator[Finding]:
+    """Yield changes of what no state has that are made in one epoch only."""
+    for event in program.events("set up"):
+        guards = [
+            each
+            for each in event.step.guards
+            if each.holds
+            and "epoch" in each.taints
+            and isinstance(each.test, ast.Compare)
+            and isinstance(each.test.ops[0], ast.Eq)
+        ]
+        if event.step.epoch is None or not guards:
+            continue
+        message = (
+            f"`{event.text}` is changed in one epoch only, and is in no state: a "
+            "restart in a later one does not change it again"
+        )
+        help_text = "test the epoch with >= or <, so that each epoch sets it"
+        yield program.finding(ER301, event, message, help_text=help_text)
+
+
+def _clocks(program: Walked) -> Iterator[Finding]:
+    """Yield settings of optimizers that follow the clock."""
+    for event in program.events("changed"):
+        is_optimizer = event.value is not None and event.value.kind == "optimizer"
+        zone = program.zone(event.step)
+        if is_optimizer and "time" in event.taints and zone not in ("", "P", "D"):
+            message = (
+                f"`{event.text}` is computed from the time, which is another one after "
+                "a restart"
+            )
+            yield program.finding(ER301, event, message)
+
+
 _STATES = re.compile(r"bit_generator|[gs]et_?state\b")  # which a program keeps by hand
 
 
 def _generators(program: Walked) -> Iterator[Finding]:
     """Yield generators from before the epochs that draw where nothing is replayed."""
+    seen: list[Value] = []
     renewed = [
         seed.value
         for seed in program.events("seeded")
         if seed.step.epoch or seed.step.loop
     ]
-    seen: list[Value] = []
+    yield from _of_one_epoch(program, seen)
     for event in program.events("drawn"):
         own = event.value
         if own is None or own in seen or own in renewed or own.made_at < 0:
@@ -222,16 +257,7 @@ def _generators(program: Walked) -> Iterator[Finding]:
             made = Spot(seeds[0].at, seeds[0].step)
         is_kept = own.registered or own.is_handed_on
         is_kept = is_kept or bool(_STATES.search(made.step.module.text))
-        if is_kept or not is_seeded:
-            continue
-        if program.zone(made.step) in ("A", "B") and event.step.loop is not None:
-            seen.append(own)
-            message = (
-                f"this generator is made anew for the loop that draws from it (line "
-                f"{event.step.line}), also where a restart continues the loop"
-            )
-            yield program.finding(ER301, made, message)
-        if program.zone(made.step) != "P":
+        if program.zone(made.step) != "P" or is_kept or not is_seeded:
             continue
         if (zone := program.zone(event.step)) in ("L", "C"):
             seen.append(own)
@@ -261,6 +287,24 @@ def _generators(program: Walked) -> Iterator[Finding]:
                 )
 
 
+def _of_one_epoch(program: Walked, seen: list[Value]) -> Iterator[Finding]:
+    """Yield generators that get a seed in front of a loop that draws from them."""
+    seeds = [each for each in program.events("seeded") if each.value is not None]
+    in_batch = {each.value for each in seeds if each.step.loop is not None}
+    for event in program.events("drawn"):
+        own = event.value
+        if own is None or own in seen or own in in_batch or event.step.loop is None:
+            continue
+        early = [e for e in seeds if e.value is own and program.replayed(e)]
+        if early and not own.registered and not own.name.startswith("gym"):
+            seen.append(own)
+            message = (
+                f"this generator gets its seed again where a restart continues the "
+                f"loop that draws from it (line {event.step.line}), in its middle"
+            )
+            yield program.finding(ER301, early[0], message)
+
+
 def _drawn_by(objects: Iterable[Value], depth: int = 3) -> Iterator[Value]:
     """Yield the generators that make samples in data sets and what these have."""
     for each in objects:
@@ -284,4 +328,4 @@ def _named_in(method: ast.AST, cls: Class | None) -> Iterator[Value]:
                 yield value
 
 
-CHECKS = (check, _generators)
+CHECKS = (check, _generators, _clocks, _in_one_epoch)

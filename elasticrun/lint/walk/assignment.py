@@ -263,6 +263,9 @@ def _note_change(
     base = _quietly(walk, target.value)
     if base.kind == "group":
         base = base.owner or base
+    if base.kind in ("param", "model") and isinstance(target, ast.Attribute):
+        if target.attr not in ("data", "grad"):
+            walk.note(node, "set up", base, text=written(target))
     if base.kind == "param" and isinstance(target, ast.Attribute):
         if target.attr == "data" and how == "update":
             walk.note(node, "trained", base.owner, role="weights", how="in place")

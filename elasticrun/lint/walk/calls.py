@@ -169,7 +169,7 @@ def _by_row(walk: Walk, row: Row | None, it: Called) -> Value | None:
     receiver = it.receiver if isinstance(it, MethodCalled) else None
     if row.event is not None:
         details: dict[str, Any] = {"name": it.name, "role": row.role, "how": it.name}
-        details.update(given=it, catching=walk.catching)
+        details.update(given=it, catching=walk.catching, turns=walk.turns)
         walk.note(it.node, row.event, receiver, **details)
     if row.gives == "nothing":
         return constant(None)

@@ -25,7 +25,11 @@ from elasticrun.lint.values import (
     unknown,
 )
 from elasticrun.lint.walk.functions import call_function, decorated
-from elasticrun.lint.walk.losses import taints_of_item, taints_of_quotient
+from elasticrun.lint.walk.losses import (
+    taints_of_item,
+    taints_of_product,
+    taints_of_quotient,
+)
 from elasticrun.lint.walk.walk import Evaluate, Walk
 
 
@@ -59,6 +63,8 @@ def _evaluate_bin_op(walk: Walk, node: ast.BinOp) -> Value:
         return Value("set", node=left.node, is_complete=False, taints=taints)
     if isinstance(node.op, ast.Div):
         taints = taints_of_quotient(left, right, node.right)
+    if isinstance(node.op, ast.MatMult):
+        taints = taints_of_product(left, right, node.right)
     if isinstance(node.op, ast.Mod) and "epoch" not in left.taints:
         taints |= {"modulo"}
     return unknown(taints=taints)
@@ -200,7 +206,7 @@ def attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value:
         walk.read((base.uid, name), node)
         if value.is_container or _may_hold(value):
             walk.read((value.uid, "[]"), node)
-        if value.is_container or (base.is_model and value.is_model):
+        if value.is_container or _may_hold(value) or (base.is_model and value.is_model):
             value.registered |= base.is_durable
         return value
     if base.cls is not None:
@@ -331,7 +337,10 @@ def _constant_item(walk: Walk, base: Value, key: str | int, node: ast.AST) -> Va
             return elements[key]
         return unknown(taints=base.taints)
     if key not in base.attrs and base.kind in ("dict", "unknown", "variables"):
-        base.attrs[key] = unknown(str(key), base.taints)
+        made = unknown(str(key), base.taints)
+        if base.kind == "dict" and [each.name for each in base.parts] == ["list"]:
+            made = walk.made(Value("list", node=node, is_empty=True))
+        base.attrs[key] = made
     if key in base.attrs:
         walk.read((base.uid, key), node)
         value = base.attrs[key]

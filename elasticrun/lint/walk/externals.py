@@ -338,7 +338,9 @@ def make_container(walk: Walk, it: Called) -> Value | None:
         return walk.made(Value(kind, node=it.node)) if kind is not None else None
     kind = _KINDS.get(it.last, "instance")
     if it.last in ("deque", "defaultdict", "OrderedDict", "Counter"):
-        return walk.made(Value(kind, node=it.node, is_complete=False))
+        made = walk.made(Value(kind, node=it.node, is_complete=False))
+        made.parts = [each for each in it.args if each.name == "list"]  # its factory
+        return made
     if not it.values and it.last != "vars" and kind != "instance":
         return walk.made(Value(kind, node=it.node, is_empty=True))
     if it.args:

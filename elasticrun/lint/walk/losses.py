@@ -12,6 +12,7 @@ from elasticrun.lint.walk.arguments import Called
 # Taints: of a loss that is a mean over counted things, or a sum; and of what it is
 # made of: a number of things, and some things of a batch that were selected.
 COUNTED, SUMMED, NUMBER, SELECTED = "counted", "summed", "number", "selected"
+PAIRED = "paired"  # of all pairs of the samples of this replica's part
 OF_CRITERIA = frozenset((COUNTED, SUMMED))
 _OF_LOSSES = OF_CRITERIA | {NUMBER, SELECTED}
 # These divide by the number of targets that count, or by the sum of their weights.
@@ -44,7 +45,7 @@ def taints_of_loss(it: Called, taints: frozenset[str]) -> frozenset[str]:
         own = frozenset((COUNTED,))
     elif how == "none":
         own = taints & {SELECTED}
-    return (taints - _OF_LOSSES) | own
+    return (taints - _OF_LOSSES) | own | (taints & {PAIRED})
 
 
 def _is_weighted(it: Called, position: int) -> bool:
@@ -64,7 +65,7 @@ def taints_of_method(
 ) -> frozenset[str]:
     """Return what a method's result depends on, if it may be one of a loss."""
     if name == "weigh":
-        return taints - _OF_LOSSES
+        return taints - _OF_LOSSES - {PAIRED}
     if name == "masked_select" and "batch" in taints:
         return taints | {SELECTED}
     if node.args or node.keywords:
@@ -96,6 +97,14 @@ def taints_of_item(node: ast.Subscript, taints: frozenset[str]) -> frozenset[str
     is_mask = isinstance(node.slice, ast.Compare) or "mask" in written(node.slice)
     is_whole = not isinstance(node.slice, ast.Tuple | ast.Constant)
     return taints | {SELECTED} if is_mask and is_whole and "batch" in taints else taints
+
+
+def taints_of_product(left: Value, right: Value, node: ast.expr) -> frozenset[str]:
+    """Return what a product of matrices depends on; `node` is the right one."""
+    taints = left.taints | right.taints
+    is_turned = bool(re.search(r"\.T$|\.t\(\)$", written(node)))
+    has_both = "batch" in left.taints and "batch" in right.taints
+    return taints | {PAIRED} if is_turned and has_both else taints
 
 
 def of_other_loss(taints: frozenset[str]) -> frozenset[str]:

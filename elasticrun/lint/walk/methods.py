@@ -177,6 +177,12 @@ def parameters(_: Walk, it: MethodCalled) -> Value:
     return Value("param", it.name, sure=it.receiver.sure, owner=it.receiver)
 
 
+def set_up(walk: Walk, it: MethodCalled) -> Value:
+    """Note that parameters are frozen, or are no longer."""
+    walk.note(it.node, "set up", it.receiver, text=it.text)
+    return it.receiver
+
+
 def apply_to_model(walk: Walk, it: MethodCalled) -> Value:
     """Note that the weights change of the model that has some parameters."""
     model = it.receiver.owner or it.receiver
@@ -297,8 +303,9 @@ def _note_moved(walk: Walk, it: MethodCalled) -> None:
         path, name = None if is_sure else it.receiver, f"Path.{it.name}"
         given = Arguments([it.receiver])
         walk.note(
-            it.node, "moved", path, name=name, given=given, catching=walk.catching
-        )
+            it.node, "moved", path, name=name, given=given, catching=walk.catching,
+            turns=walk.turns,
+        )  # fmt: skip
 
 
 def _looks_like_path(node: ast.Call) -> bool:

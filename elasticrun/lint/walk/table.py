@@ -281,9 +281,10 @@ _MODEL = _table(
     (Row("trained", gives="receiver", role="weights"),
      "apply reset_parameters init_weights"),
     (Row(gives="receiver"), """
-        to cuda cpu half float double bfloat16 train eval requires_grad_ detach
+        to cuda cpu half float double bfloat16 train eval detach
         contiguous share_memory compile type channels_last
     """),
+    (Row(do=methods.set_up), "requires_grad_"),
     (Row(), "weigh"),  # which is told a loader, and does not loop over it
     (Row(do=methods.parameters), """
         parameters named_parameters buffers named_buffers state_dict values items
@@ -352,6 +353,7 @@ _METHODS: dict[str, dict[str, Row]] = {
     "param": {
         "apply": Row(do=methods.apply_to_model),
         "reset_parameters": Row(do=methods.apply_to_model),
+        "requires_grad_": Row(do=methods.set_up),
         _OTHERWISE: Row(sink=OPTIMIZER, do=methods.change_parameters),
     },
     # Any other object, or one whose role says nothing of the method.
