@@ -98,6 +98,16 @@ class Walked:
         step = next((each for each in steps if each.line == call.line), where.step)
         return Spot(call.at, step)
 
+    def changed_at(self, event: Event) -> Event | Spot:
+        """Return what to change: the call, if others of the function are harmless."""
+        call = event.step.call
+        others = [e for e in self.events(event.what) if e.at is event.at]
+        if call is None or all(
+            self.replayed(e) or self.is_before_epochs(e) for e in others
+        ):
+            return event
+        return self.called_at(event, call.outer)
+
     def replayed(self, event: Event) -> DataLoop | None:
         """Return the loop that makes an event of an epoch happen again, or None."""
         if self.zone(event.step) not in ("A", "B") or is_once(event.step):
@@ -111,7 +121,11 @@ class Walked:
 
     def is_before_epochs(self, event: Event) -> bool:
         """Return whether an event happens again after every restart, before epochs."""
-        has_epochs = bool(self.graph.epochs)  # without, ER002 says that all is repeated
+        # Without any, ER002 says that all is repeated.
+        has_epochs = bool(self.graph.epochs) or any(
+            loop.is_elastic and loop.sure and not (loop.turns or loop.outer)
+            for loop in self.graph.loops
+        )
         is_early = self.zone(event.step) == "P" or event.step in self.zones.between
         return has_epochs and is_early and not is_once(event.step)
 

@@ -89,7 +89,7 @@ def _effects(program: Walked) -> Iterator[Finding]:
             continue
         zone = program.zone(event.step)
         message = f"{event.name} in zone {zone} takes effect again after a restart"
-        yield program.finding(ER110, event, message, loop=loop)
+        yield program.finding(ER110, program.changed_at(event), message, loop=loop)
     yield from _trackers(program)
     for event in program.events("logged"):
         loop = program.replayed(event)

@@ -132,6 +132,66 @@ def _logs(
             yield program.finding(ER114, at, message)
 
 
+ER115 = Rule(
+    "ER115 W output that each start names anew",
+    help=(
+        "name it by something that stays: an argument, a variable of the environment, "
+        "or ELASTICRUN_CHECKPOINT_DIR"
+    ),
+)
+
+
+def _names(program: Walked) -> Iterator[Finding]:
+    """Yield where a name is made that no later start makes again."""
+    asked = [e for e in program.events("unfixed") if not is_once(e.step)]
+    seen: set[ast.AST] = set()
+    for event in program.events("made", "opened", "saved", "moved"):
+        if not program.is_before_epochs(event) or (
+            event.what == "made" and event.role != "tracker"
+        ):
+            continue
+        if event.what == "opened" and event.how[:1] not in ("w", "a", "x"):
+            continue
+        found = _next_free(event)
+        if not found and {"time", "entropy"} & event.given.taints:
+            found = _named_by(program, event, asked)
+        if found is not None and found.at not in seen:
+            seen.add(found.at)
+            message = "each start, and each replica, takes another name for its output"
+            yield program.finding(ER115, found, message)
+
+
+def _named_by(program: Walked, event: Event, asked: list[Event]) -> Event | Spot | None:
+    """Return where a name is made that depends on what is asked anew."""
+    if any(event.step is each.step for each in asked):
+        return event
+    names = _names_in(event.at)
+    for step in reversed(program.graph.steps[: event.step.number]):
+        node = step.node
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, ast.Assign) and names & {written(e) for e in targets}:
+            if any(step is each.step for each in asked):
+                return Spot(node, step)
+            names |= _names_in(node.value)
+    return None
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    each = (e for e in ast.walk(node) if isinstance(e, ast.Name | ast.Attribute))
+    return {written(e) for e in each}
+
+
+def _next_free(event: Event) -> Event | None:
+    """Return a folder that is made under the first name that is not there yet."""
+    is_free = any(
+        "exists" in guard.taints and guard.function is event.step.guards[-1].function
+        for guard in event.step.guards
+    )
+    is_made = event.name.endswith(("mkdir", "makedirs"))
+    is_searched = any(isinstance(each, ast.While) for each in event.turns)
+    return event if is_free and is_made and is_searched else None
+
+
 ER106 = Rule(
     "ER106 W rename, removal or creation that cannot be repeated",
     help=(
@@ -214,4 +274,4 @@ def _disturbs(event: Event) -> bool:
     return event.what in ("port", "saved")
 
 
-CHECKS = (_files, _beside)
+CHECKS = (_files, _beside, _names)

@@ -247,9 +247,15 @@ def _plain(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:
         for read in flow.reads.get(write.place, ())
         if read.step not in inside
     ]
-    trains = any(e.step in inside for e in program.events("trained", "backward"))
-    is_last = program.zone(loop.step) == "C"  # with the weights that it had before
-    only_shown = not trains and (is_last or flow.loudness(reads) == "shown")
+    # What all replicas add to an Accumulator is added so many times.
+    noted = program.events("trained", "backward", "added")
+    trains = any(event.step in inside for event in noted)
+    only_shown = not trains and flow.loudness(reads) == "shown"
+    if not trains and program.zone(loop.step) == "C":
+        # With the weights that it had before; a file gets the same from all replicas.
+        places = flow.followed({each.place for each in reads})
+        reads += [read for place in places for read in flow.reads.get(place, ())]
+        only_shown = not any(r.sink.kind in ("test", "optimizer") for r in reads)
     message = (
         f"loop over the plain DataLoader {loop.text} in an epoch with elastic "
         "loaders; a restart runs it from its start, on every replica"

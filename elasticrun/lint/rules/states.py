@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
-from elasticrun.lint.graph import Call, Spot
+from elasticrun.lint.graph import Call, Spot, Step
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
 from elasticrun.lint.values import Class, Value
@@ -170,7 +170,7 @@ def _unregistered_models(
     """Yield models that are trained, and that no state has."""
     every = [each for each in program.walk.objects if each.is_model]
     reported: set[int] = set()
-    for model, by in _trained_models(program, stepped):
+    for model, by, event in _trained_models(program, stepped):
         if model.uid in covered or model.uid in reported or is_saved(model):
             continue
         if any(is_saved(each) for each in every if model in each.parts):
@@ -181,28 +181,26 @@ def _unregistered_models(
             "this model is trained and in no state: a restart begins with a new one"
         )
         reported.add(model.uid)
-        made = program.called_at(program.made(model), _common_call(program, model, by))
-        yield program.finding(ER306, made, message)
+        made = program.made(model)
+        known = _common_call(made.step, event.step)
+        yield program.finding(ER306, program.called_at(made, known), message)
 
 
-def _common_call(program: Walked, model: Value, by: Value) -> Call | None:
-    """Return the call in which a model is made and what trains it, if it is in one."""
-    steps = [program.graph.steps[each.made_at] for each in (model, by)]
-    own, other = ([*(e.call.links() if e.call else [])] for e in steps)
-    if model is by:
-        return own[-2] if len(own) > 1 else None
-    return next((e for e in reversed(own) if e in other), None)
+def _common_call(one: Step, other: Step) -> Call | None:
+    """Return the innermost call that leads to both of two steps."""
+    calls = [each.call.links() if each.call else [] for each in (one, other)]
+    return next((each for each in reversed(calls[0]) if each in calls[1]), None)
 
 
 def _trained_models(
     program: Walked, stepped: set[int]
-) -> Iterator[tuple[Value, Value]]:
-    """Yield models whose weights change, each with what changes them."""
+) -> Iterator[tuple[Value, Value, Event]]:
+    """Yield models whose weights change, each with what changes them, and when."""
     for event in program.events("made", role="optimizer"):
         optimizer = event.value
         if optimizer is not None and optimizer.uid in stepped:
             for model in _models_of(optimizer):
-                yield model, optimizer
+                yield model, optimizer, event
     for event in program.events("trained"):
         moved = event.value
         is_copied = event.role == "loaded" and event.how == "copied"
@@ -213,7 +211,7 @@ def _trained_models(
         if moved is None or not is_trained or moved.in_epoch:
             continue
         if moved.is_model:
-            yield moved, moved
+            yield moved, moved, event
 
 
 def _is_known(model: Value, optimizer: Value) -> bool:

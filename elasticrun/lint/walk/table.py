@@ -162,13 +162,13 @@ _FUNCTIONS = _table(
         safetensors.torch.save_model torchvision.utils.save_image
         torch.distributed.checkpoint.save
     """),
-    (Row(taint="time"), """
+    (Row("unfixed", taint="time"), """
         time.time time.time_ns time.monotonic time.perf_counter time.process_time
         time.monotonic_ns datetime.datetime.now datetime.datetime.utcnow
         datetime.date.today datetime.datetime.today time.strftime time.localtime
         time.ctime
     """),
-    (Row(taint="entropy"), """
+    (Row("unfixed", taint="entropy"), """
         os.getpid os.urandom uuid.uuid4 uuid.uuid1 secrets.randbits secrets.randbelow
         secrets.token_bytes secrets.token_hex torch.seed torch.random.seed os.getppid id
     """),
