@@ -99,9 +99,7 @@ def _effects(program: Walked) -> Iterator[Finding]:
             )
             is_step = event.name in _COUNTING and not keywords_of(event.at) & {"step"}
             severity = "W" if is_step else None
-            yield program.finding(
-                ER111, event, message, loop=loop, severity=severity
-            )
+            yield program.finding(ER111, event, message, loop=loop, severity=severity)
     for event in program.events("saved"):
         loop = program.replayed(event)
         holds_weights = any(x in written(event.at) for x in ("state_dict", "model"))

@@ -147,10 +147,10 @@ def _unregistered(program: Walked) -> Iterator[Finding]:
             continue
         if value.uid in seen or not value.sure or value.kind == "unknown":
             continue
+        if value.made_at >= 0 and program.made(value).step.loop is not None:
+            continue  # It is of one batch.
         seen.add(value.uid)
         if value.uid in covered or value.node is None or value.made_at < 0:
-            continue
-        if program.graph.steps[value.made_at].loop is not None:  # one of a batch
             continue
         averages = value.attrs.values() if event.role == "ema" else ()
         if any(is_saved(each, depth=0) for each in averages if each.is_model):
