@@ -55,6 +55,7 @@ TAINTS_OF_ATTRIBUTES = {
     ),
     **dict.fromkeys(named("world_size num_processes num_replicas"), "world_size"),
     "is_step": "is_step",
+    **dict.fromkeys(named("num_valid loss_weight"), "valid"),
 }
 
 # Functions that a loader is given to without being iterated.

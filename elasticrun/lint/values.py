@@ -20,6 +20,7 @@ next_uid = itertools.count(1).__next__  # of values and of frames, which have pl
 #   restarts), time, entropy (such as a process's number), random (a draw).
 #   Of loops: epoch (a number that a restart brings back), enumerated (one that begins
 #   at 0 again), modulo (a remainder of something else), batch, is_step.
+#   Of batches: valid (it leaves padding out).
 #   Of tests: once (`once(key)`), exists (whether a file does).
 #   Of files: path, temporary.
 #   Of losses: see walk/losses.py.

@@ -26,6 +26,7 @@ _POSITIONS = {  # of parameters that matter here
     "scheduler": ("optimizer", "total_steps", "total_steps"),
 }
 _OF_BATCHES = named("batch_size sampler batch_sampler")
+_SHARING = frozenset(("rank", "world_size"))
 _CHANGING = frozenset(("rank", "time", "entropy", "generation"))
 
 
@@ -100,6 +101,13 @@ def _sizes(program: Walked) -> Iterator[Finding]:
                 message = (
                     f"{name} is computed from the world size, so it changes when the "
                     "number of replicas does"
+                )
+                yield program.finding(ER503, event, message)
+                break
+            if event.role == "loader" and name == "dataset" and value.taints & _SHARING:
+                message = (
+                    "the data set is cut by the rank or the world size; a loader needs "
+                    "the whole one, the same on all replicas, and cuts it itself"
                 )
                 yield program.finding(ER503, event, message)
                 break

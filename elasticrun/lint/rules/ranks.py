@@ -14,6 +14,7 @@ from elasticrun.lint.naming import STOPS, last_name, named, written
 from elasticrun.lint.program import Walked, doubts, in_words, is_once, keywords_of
 from elasticrun.lint.rules.effects import only_reads
 from elasticrun.lint.values import UNFIXED, taints_of
+from elasticrun.lint.walk.frames import Function
 
 _CHANGING = frozenset(("rank", "random", "time", "entropy", "generation", "exists"))
 
@@ -49,11 +50,25 @@ def _collectives(program: Walked) -> Iterator[Finding]:
             f"{event.name} is collective, and runs only where the test at line "
             f"{_line(guard)} holds; the other replicas wait"
         )
-        yield program.finding(ER401, event, message)
+        at = _where_decided(program, event, guard)
+        yield program.finding(ER401, at, message)
 
 
 def _line(guard: Guard) -> int:
     return getattr(guard.test, "lineno", 0)
+
+
+def _where_decided(
+    program: Walked, where: Event | WalkedLoop, guard: Guard
+) -> Event | WalkedLoop | Spot:
+    """Return where to change what a test decides: at the test, if that is elsewhere."""
+    if any(node is where.at for node in ast.walk(guard.function)):
+        return where
+    for step in program.graph.steps:
+        is_around = isinstance(step.node, ast.Module | ast.ClassDef | Function)
+        if not is_around and any(n is guard.test for n in ast.walk(step.node)):
+            return Spot(guard.test, step)
+    return where
 
 
 def _loops(program: Walked) -> Iterator[Finding]:
@@ -67,7 +82,8 @@ def _loops(program: Walked) -> Iterator[Finding]:
             f"the loop over {loop.text} runs only where the test at line "
             f"{_line(guard)} holds; the other replicas never enter it"
         )
-        yield program.finding(ER401, loop, message, doubts=doubts(loop))
+        at = _where_decided(program, loop, guard)
+        yield program.finding(ER401, at, message, doubts=doubts(loop))
 
 
 ER402 = Rule(
@@ -83,6 +99,11 @@ def _states(program: Walked) -> Iterator[Finding]:
         for event in events
         for guard in event.step.guards
     }
+    deciding = {
+        guard.number
+        for loop in program.graph.loops
+        for guard in (loop.step.guards if loop.is_elastic else ())
+    }
     for event in events:
         name, step = event.name, event.step
         # What both branches make is made in any case.
@@ -91,6 +112,8 @@ def _states(program: Walked) -> Iterator[Finding]:
                 guard.taints
                 for guard in step.guards
                 if (name, guard.number, not guard.holds) not in branches
+                # Of an evaluation under a test ER401 and ER208 speak.
+                and not (name == "Accumulator" and guard.number in deciding)
             )
         )
         if taints & _CHANGING:
@@ -180,8 +203,13 @@ def _uncertain(program: Walked) -> Iterator[Finding]:
         if isinstance(loop, DataLoop):
             uncertain -= {"rank"}  # of which ER401 speaks
         if uncertain:
-            message = f"whether this loop runs depends on {in_words(uncertain)}"
-            yield program.finding(ER208, loop, message, doubts=doubts(loop))
+            guards = (each for each in loop.step.guards if each.taints & uncertain)
+            at = _where_decided(program, loop, next(guards))
+            message = (
+                f"whether the loop at line {loop.line} runs depends on "
+                f"{in_words(uncertain)}"
+            )
+            yield program.finding(ER208, at, message, doubts=doubts(loop))
     for event in program.events("left"):
         loop_left = event.loop
         if loop_left is None:

@@ -9,7 +9,7 @@ from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import Call, Spot, Step
 from elasticrun.lint.naming import written
-from elasticrun.lint.program import Walked, doubts
+from elasticrun.lint.program import Walked, doubts, is_once
 from elasticrun.lint.values import Class, Value
 
 _TAKING_ALL = frozenset(("vars", "setattr", "getattr", "super"))
@@ -280,7 +280,14 @@ def _changes(program: Walked) -> Iterator[Finding]:
     for event in program.events("trained"):
         if event.how == "apply" and not _changes_weights(event.at):
             continue
-        if _is_done_again(program, event):
+        if event.how == "data" and event.registered and not is_once(event.step):
+            if program.replayed(event) or event.step in program.zones.between:
+                message = (
+                    "weights replaced through .data in replayed code, which the end of "
+                    "the replay does not see, and so not undo"
+                )
+                yield program.finding(ER107, event, message)
+        elif _is_done_again(program, event):
             what, again = _STEPPED[event.role]
             yield _finding(program, event, what, again, doubts(event.value))
     for event in program.events("changed"):

@@ -109,6 +109,8 @@ def _losses(program: Walked) -> Iterator[Finding]:
             )
         elif "summed" in event.taints:
             what = "a sum, which is divided by the number of replicas"
+        elif "shared" in event.taints:
+            what = "divided by the number of replicas, as the gradients are already"
         elif "paired" in event.taints:
             what = "of all pairs of samples in this part of the batch"
         else:
@@ -126,7 +128,6 @@ ER312 = Rule(
     ),
 )
 _LENGTH = re.compile(r"\blen\(|\.size\(|\.shape\[|\.numel\(")
-_VALID = re.compile(r"\b(?:num_valid|loss_weight|is_padding|weigh)\b")
 
 
 def _padding(program: Walked) -> Iterator[Finding]:
@@ -142,12 +143,12 @@ def _padding(program: Walked) -> Iterator[Finding]:
     seen: set[ast.AST] = set()
     for event in program.events("added"):
         loop = event.step.loop
-        if loop is None or loop.loader not in even or "batch" not in event.taints:
+        if loop is None or loop.loader not in even or loop.at in seen:
             continue
-        text = written(event.at)
-        if "number" not in event.taints and not _LENGTH.search(text):
+        if "batch" not in event.taints or "valid" in event.taints:
             continue
-        if loop.at in seen or _VALID.search(ast.unparse(loop.at) + text):
+        is_count = event.taints & {"number", "summed"}
+        if not is_count and not _LENGTH.search(written(event.at)):
             continue
         seen.add(loop.at)
         message = (

@@ -75,7 +75,8 @@ _CHANGING = frozenset(("rank", "once", "generation", "exists"))
 
 
 def _evaluate_conditional(walk: Walk, node: ast.IfExp) -> Value:
-    with walk.into(TEST if walk.sink.kind != "log" else walk.sink):
+    # It decides about what the value goes to, and about nothing else.
+    with walk.into(walk.sink if walk.sink.kind in ("log", "flow") else TEST):
         test = walk.evaluate(node.test)
     guard = walk.guard(node.test, test.taints)
     first = _under(walk, guard, node.body)
@@ -109,7 +110,10 @@ def _evaluate_bool_op(walk: Walk, node: ast.BoolOp) -> Value:
         guard = guard if isinstance(node.op, ast.And) else guard.opposite
         values.append(_under(walk, guard, each))
     objects = [each for each in values if each.is_object]
-    return objects[0] if objects else unknown(taints=taints_of(values))
+    is_test = walk.sink.kind in ("test", "quiet_test", "own")
+    if objects and not is_test:
+        return objects[0]
+    return unknown(taints=taints_of(values))
 
 
 def _evaluate_named_expr(walk: Walk, node: ast.NamedExpr) -> Value:

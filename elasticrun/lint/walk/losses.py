@@ -12,8 +12,9 @@ from elasticrun.lint.walk.arguments import Called
 # Taints: of a loss that is a mean over counted things, or a sum; and of what it is
 # made of: a number of things, and some things of a batch that were selected.
 COUNTED, SUMMED, NUMBER, SELECTED = "counted", "summed", "number", "selected"
+SHARED = "shared"  # divided by, or multiplied with, the number of replicas
 PAIRED = "paired"  # of all pairs of the samples of this replica's part
-OF_CRITERIA = frozenset((COUNTED, SUMMED))
+OF_CRITERIA = frozenset((COUNTED, SUMMED, SHARED))
 _OF_LOSSES = OF_CRITERIA | {NUMBER, SELECTED}
 # These divide by the number of targets that count, or by the sum of their weights.
 _WEIGHTED = named("cross_entropy nll_loss CrossEntropyLoss NLLLoss")
@@ -65,7 +66,7 @@ def taints_of_method(
 ) -> frozenset[str]:
     """Return what a method's result depends on, if it may be one of a loss."""
     if name == "weigh":
-        return taints - _OF_LOSSES - {PAIRED}
+        return (taints - _OF_LOSSES - {PAIRED}) | {"valid"}
     if name == "masked_select" and "batch" in taints:
         return taints | {SELECTED}
     if node.args or node.keywords:
@@ -87,6 +88,8 @@ def taints_of_quotient(left: Value, right: Value, node: ast.expr) -> frozenset[s
     taints = left.taints | right.taints
     if right.kind == "const":
         return taints
+    if "world_size" in right.taints and "batch" in left.taints:
+        return taints | {SHARED}
     if NUMBER in right.taints or _NUMBERS.search(written(node)):
         return (taints - _OF_LOSSES) | {COUNTED}
     return taints - {SUMMED, NUMBER}  # over the number of samples, as far as is known

@@ -254,7 +254,7 @@ def _suppresses_stop(node: ast.expr) -> bool:
 
 _ALSO_QUIET = named(
     "request_checkpoint flush format item update refresh empty_cache synchronize "
-    "collect write time"
+    "collect write time clear"
 )
 _SHOWING = named(
     "display show print report summary summarize progress log echo say status"

@@ -334,7 +334,10 @@ _METHODS: dict[str, dict[str, Row]] = {
     "scheduler": _table(
         (Row("trained", OPTIMIZER, "nothing", "scheduler"), "step step_update"),
     ),
-    "optimizer": {"step": Row(sink=OPTIMIZER, do=methods.step)},
+    "optimizer": {
+        "step": Row(sink=OPTIMIZER, do=methods.step),
+        "add_param_group": Row(sink=OPTIMIZER, do=methods.set_up),
+    },
     "scaler": {
         "load_state_dict": Row(sink=OPTIMIZER, do=methods.load),
         "step": Row(sink=VALUE, do=methods.step_scaled),
