@@ -104,7 +104,11 @@ def _sizes(program: Walked) -> Iterator[Finding]:
                 )
                 yield program.finding(ER503, event, message)
                 break
-            if event.role == "loader" and name == "dataset" and value.taints >= _SHARING:
+            if (
+                event.role == "loader"
+                and name == "dataset"
+                and value.taints >= _SHARING
+            ):
                 message = (
                     "the data set is cut by the rank or the world size; a loader needs "
                     "the whole one, the same on all replicas, and cuts it itself"

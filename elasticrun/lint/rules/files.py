@@ -152,8 +152,8 @@ def _names(program: Walked) -> Iterator[Finding]:
             continue
         if event.what == "opened" and event.how[:1] not in ("w", "a", "x"):
             continue
-        found = _next_free(event)
-        if not found and {"time", "entropy"} & event.given.taints:
+        found: Event | Spot | None = _next_free(event)
+        if found is None and {"time", "entropy"} & event.given.taints:
             found = _named_by(program, event, asked)
         if found is not None and found.at not in seen:
             seen.add(found.at)

@@ -70,6 +70,8 @@ def _summed(
         f"`{write.name}` is summed over a loop in plain memory: it covers only this "
         f"process's part{'' if loop.is_inner else ' since the last restart'}"
     )
+    if outside and any(e.epoch for e in flow.program.graph.loops if e.at is loop.at):
+        return  # Of the same loop in an epoch ER302 speaks.
     is_own = write.value is not None and "batch" in write.value.taints
     is_loud = is_own or (loudness == "decides" and not outside)
     rule, unsure = ER202 if outside else ER302, doubts(loop)

@@ -60,7 +60,7 @@ def _fields(program: Walked, cls: Class) -> Iterator[Finding]:
 
 
 def _left_out(program: Walked, cls: Class) -> Iterator[Finding]:
-    """Yield fields that a registered object updates, and its `state_dict` leaves out."""
+    """Yield fields that an object updates, and its `state_dict` leaves out."""
     save = cls.methods.get("state_dict")
     saved = _touched(save) if save is not None else None
     step = next(

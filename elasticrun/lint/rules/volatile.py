@@ -246,6 +246,7 @@ def _generators(program: Walked) -> Iterator[Finding]:
         if seed.step.epoch or seed.step.loop
     ]
     yield from _of_one_epoch(program, seen)
+    yield from _of_data(program, [*seen, *renewed])
     for event in program.events("drawn"):
         own = event.value
         if own is None or own in seen or own in renewed or own.made_at < 0:
@@ -266,6 +267,10 @@ def _generators(program: Walked) -> Iterator[Finding]:
                 "in no state: a restart makes it again, with its first draws"
             )
             yield program.finding(ER301, made, message)
+
+
+def _of_data(program: Walked, seen: list[Value | None]) -> Iterator[Finding]:
+    """Yield data sets that draw which samples they have, or what is in these."""
     for event in program.events("drawn", role="dataset"):
         if (zone := program.zone(event.step)) in ("L", "C"):
             message = (
@@ -275,7 +280,7 @@ def _generators(program: Walked) -> Iterator[Finding]:
             yield program.finding(ER301, event, message)
     for event in program.events("made", role="loader"):
         for own in dict.fromkeys(_drawn_by(event.given.args[:1]), 1):
-            if own not in seen and own not in renewed and not own.registered:
+            if own not in seen and not own.registered:
                 seen.append(own)
                 message = (
                     "this generator draws in a data set, and is in no state: workers "

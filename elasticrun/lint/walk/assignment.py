@@ -107,6 +107,7 @@ def _run_assign(walk: Walk, node: ast.Assign) -> None:
     value = _handed_through(walk, node, value)
     if value.kind == "unknown" and isinstance(node.value, ast.Call):
         value.node, value.made_at = value.node or node.value, walk.current.number
+        walk.write((value.uid, "[]"), node, "set", value, "")
     for target in node.targets:
         walk.assign(target, value, how=_how(walk, target, node.value))
         _note_assigned(walk, target, node.value, node, value.taints)
@@ -264,12 +265,9 @@ def _note_change(
     if base.kind == "group":
         base = base.owner or base
     if base.kind in ("param", "model") and isinstance(target, ast.Attribute):
-        if target.attr not in ("data", "grad"):
-            walk.note(node, "set up", base, text=written(target))
-    if base.kind == "param" and isinstance(target, ast.Attribute):
-        if target.attr == "data" and how == "update":
-            walk.note(node, "trained", base.owner, role="weights", how="in place")
-        return
+        _note_set_up(walk, base, target, node, how)
+        if base.kind == "param":
+            return
     is_update = how == "update" and base.kind != "optimizer"
     if is_update and any(x.kind == "param" for x in (base, *base.parts)):
         walk.note(node, "trained", base, role="average")
@@ -283,6 +281,16 @@ def _note_change(
             name = str(key.value) if isinstance(key, ast.Constant) else "[]"
         text = written(target)
         walk.note(node, "changed", base, how=how, name=name, text=text, taints=taints)
+
+
+def _note_set_up(
+    walk: Walk, base: Value, target: ast.Attribute, node: ast.stmt, how: str
+) -> None:
+    """Note that an attribute of a model or of parameters gets a value."""
+    if target.attr not in ("data", "grad"):
+        walk.note(node, "set up", base, text=written(target))
+    elif target.attr == "data" and how == "update" and base.kind == "param":
+        walk.note(node, "trained", base.owner, role="weights", how="in place")
 
 
 def _quietly(walk: Walk, node: ast.expr) -> Value:
