@@ -75,6 +75,7 @@ class Module:
         self.error: SyntaxError | None = None
         self.tree: ast.Module | None = None
         self.is_elastic = bool(ELASTIC.search(text))
+        self._has_comments = "elasticrun:" in text
         self.leads_to_elastic: bool | None = True if self.is_elastic else None
         self.imported_by: set[str] = set()
         self.imports: list[Module] | None = None
@@ -121,7 +122,7 @@ class Module:
     @functools.cached_property
     def suppressions(self) -> dict[int, tuple[set[str] | None, int]]:
         """Codes ignored on each line (None for all), and the comment's column."""
-        return read_suppressions(self.text) if "elasticrun:" in self.text else {}
+        return read_suppressions(self.text) if self._has_comments else {}
 
 
 def read_suppressions(text: str) -> dict[int, tuple[set[str] | None, int]]:
@@ -267,8 +268,11 @@ class Project:
         return roots
 
     def _in(self, folder: Path, name: str, importer: Module) -> Module | None:
-        for path in (folder / f"{name}.py", folder / name / "__init__.py"):
-            is_there = path.name in self._names_in(path.parent)
+        file, package = folder / f"{name}.py", folder / name / "__init__.py"
+        names = self._names_in(folder)
+        # Only folders that are there are listed: what is imported is mostly none.
+        is_package = name in names and package.name in self._names_in(package.parent)
+        for path, is_there in ((file, file.name in names), (package, is_package)):
             if is_there or path.absolute() in self.modules:
                 return self.load(path, display_name(path, importer))
         return None

@@ -155,7 +155,7 @@ def _is_axis(flow: Dataflow, carried: Carried, reads: list[Read]) -> bool:
         each.how == "update" and each.value and "batch" not in each.value.taints
         for each in carried.survivors
     )
-    places = flow.followed({carried.place})
+    places = flow.followed({place for read in reads for place in read.sink.places})
     every = [*reads, *(r for p in places for r in flow.reads.get(p, ()))]
     return counts and any(each.sink.kind == "track" for each in every)
 
