@@ -37,6 +37,7 @@ from elasticrun.lint.options import LintOptions
 _MOST_WATCHED = 200  # Fields at once, in a search for the lines that change them.
 _NUM_SWEEPS = 2  # Runs of a sweep, each with half of its restarts.
 _NUM_KILLS = 3
+MOST_RUNS = 10  # What is not looked at for that is said.
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ class Checker:
         try:
             for name, stage in self._stages():
                 before = self._trials.num_runs
+                if not self._has_room(f"the stage {name} is left out"):
+                    continue
                 text = stage()
                 num_runs = self._trials.num_runs - before
                 report.stages.append(Stage(name, num_runs, text))
@@ -247,6 +250,15 @@ class Checker:
 
     # Runs.
 
+    def _has_room(self, otherwise: str) -> bool:
+        """Return whether there may be more runs; note what happens if there may not."""
+        if self._trials.num_runs < MOST_RUNS:
+            return True
+        note = f"{otherwise}, since there were {self._trials.num_runs} runs"
+        if note not in self._report.notes:
+            self._report.notes.append(note)
+        return False
+
     def _base(self) -> CheckedRun:
         """Return the run without a restart, and with no other number of replicas."""
         return self._trials.baseline(self._size, is_float64=self._scope.is_float64)
@@ -325,6 +337,8 @@ class Checker:
         if not self._scope.places:
             whole = whole.until_leg(run.leg_of(differences[-1].key))
         for route in [*self._shorter(whole), whole]:
+            if not self._has_room("not every cause was looked for"):
+                break
             closer = self._trials.run(route, watched=watched)
             found = self._trials.differences(self._trials.baseline_of(route), closer)
             if found:
