@@ -34,8 +34,8 @@ def test_errors_are_shown_as_warnings(
     with running(stage, *start, *options, script=script) as job:
         assert job.wait() == 0, job.events
     assert "trained" in job.output
-    line = SCRIPT.splitlines().index('            file.write(f"{epoch}\\n")') + 1
-    warning = f"elasticrun: warning: {script}:{line}:13: ER104 file appended in zone B"
+    line = SCRIPT.splitlines().index('        with open("log.csv", "a") as file:') + 1
+    warning = f"elasticrun: warning: {script}:{line}:14: ER104 file appended in zone B"
     assert (warning in job.events) == (not options)
     assert ("`elasticrun rule ER104` explains" in job.events) == (not options)
 

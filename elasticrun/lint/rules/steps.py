@@ -127,7 +127,7 @@ ER312 = Rule(
         "even_batches=False"
     ),
 )
-_LENGTH = re.compile(r"\blen\(|\.size\(|\.shape\[|\.numel\(")
+_LENGTH = re.compile(r"\blen\(|\.sum\(|\.size\(|\.shape\[|\.numel\(")
 
 
 def _padding(program: Walked) -> Iterator[Finding]:
@@ -140,6 +140,7 @@ def _padding(program: Walked) -> Iterator[Finding]:
         # AdaptDL's own loaders have no number of valid samples.
         and "adaptdl" not in event.step.module.text
     }
+    training = {event.step.loop for event in program.events("backward")}
     seen: set[ast.AST] = set()
     for event in program.events("added"):
         loop = event.step.loop
@@ -147,8 +148,11 @@ def _padding(program: Walked) -> Iterator[Finding]:
             continue
         if "batch" not in event.taints or "valid" in event.taints:
             continue
-        is_count = event.taints & {"number", "summed"}
-        if not is_count and not _LENGTH.search(written(event.at)):
+        # A loss is a sum in training as well, where padding weighs nothing.
+        is_sum = bool({"number", "summed"} & event.taints) and loop not in training
+        if not is_sum and not _LENGTH.search(
+            written(event.at)
+        ):
             continue
         seen.add(loop.at)
         message = (
