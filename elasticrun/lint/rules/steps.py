@@ -150,9 +150,7 @@ def _padding(program: Walked) -> Iterator[Finding]:
             continue
         # A loss is a sum in training as well, where padding weighs nothing.
         is_sum = bool({"number", "summed"} & event.taints) and loop not in training
-        if not is_sum and not _LENGTH.search(
-            written(event.at)
-        ):
+        if not is_sum and not _LENGTH.search(written(event.at)):
             continue
         seen.add(loop.at)
         message = (
