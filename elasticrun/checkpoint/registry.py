@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
 
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.states.gathered import GatheredState
@@ -16,6 +18,8 @@ _OWN = re.compile(
     r"random|once|save-interval|(.+\.)?noise|loader[-.].+"
     r"|accumulator.*\.epoch-\d+"
 )
+
+_MOST_NUMBERS = 20
 
 
 class Registry:
@@ -129,11 +133,18 @@ class Registry:
                 else f"no Variables have {name!r}"
             )
         ((state_name, key, value),) = found
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        return f"{state_name}.{key}", number if math.isfinite(number) else None
+        return f"{state_name}.{key}", _number(value)
+
+    def numbers(self) -> dict[str, float]:
+        """Return all values that are numbers, the first ones of many."""
+        found = (
+            (f"{state.name}.{key}", _number(value))
+            for state in self
+            for key, value in state.values().items()
+            if not isinstance(value, str)
+        )
+        known = ((name, number) for name, number in found if number is not None)
+        return dict(islice(known, _MOST_NUMBERS))
 
     def file_names(self, world_size: int) -> list[str]:
         """Return the files that the states of all ranks make, without carry-overs."""
@@ -217,3 +228,12 @@ def hint_of_renaming(
 def _names(names: Iterable[str]) -> str:
     found = sorted({name for name in names if not _OWN.fullmatch(name)})
     return ", ".join(map(repr, found))
+
+
+def _number(value: Any) -> float | None:
+    """Return a value as a finite number, None if it is none."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None

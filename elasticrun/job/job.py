@@ -17,6 +17,7 @@ from elasticrun.checkpoint.storage.place import Place
 from elasticrun.errors import LoopOrderError
 from elasticrun.job.boundary import Boundary, DeferredError
 from elasticrun.job.gpu_work import GpuWork
+from elasticrun.job.history import History
 from elasticrun.job.loop import LoopedLoader
 from elasticrun.job.nesting import OpenLoops
 from elasticrun.job.progress import Progress
@@ -69,6 +70,7 @@ class Job:
         loops: All loops that are open.
         is_in_epoch: Whether an epoch loop's body is running.
         rescue: Remembers boundaries for a rescue; None if there is nobody to rescue.
+        num_epochs: Where the last epoch loop is to end, or None.
         num_loaders: Loaders made so far without a name.
         num_forward_passes: For training, through a DDP, of those that have ended.
         num_steps: How often a registered optimizer has begun a step.
@@ -100,6 +102,7 @@ class Job:
         self.loops = OpenLoops()
         self.is_in_epoch = False
         self.is_closed = False
+        self.num_epochs: int | None = None
         self.num_loaders = 0
         self.num_forward_passes = self.num_steps = 0
         self.cuts_for_noise: Callable[[], bool] = lambda: False
@@ -139,6 +142,7 @@ class Job:
             before_save=self._replayed.put_back,
         )
         self.rescue = self.boundary.rescue = self._make_rescue()
+        self._history = self._begin_history(start)
         self._watcher.start()
         log_start(start, self.environment, is_saving=self._saver is not None)
 
@@ -159,6 +163,26 @@ class Job:
             is_async=self.settings.async_save,
         )
         return start
+
+    def _begin_history(self, start: Start) -> History | None:
+        if self._checkpoints is None or self._saver is None:
+            return None
+        history = History(
+            self._checkpoints.place,
+            progress=self.progress,
+            states=self.states,
+            generation=self.generation,
+            rank=self.rank,
+        )
+        self._saver.on_captured = history.note_captured
+        self._saver.on_committed = history.note_committed
+        newest = start.newest
+        history.begin(
+            job=self.settings.job,
+            world_size=self.world_size,
+            checkpoint=None if newest is None else newest.number,
+        )
+        return history
 
     def _make_rescue(self) -> Rescue | None:
         """Return what saves the last boundary when another replica dies. Collective."""
@@ -474,6 +498,8 @@ class Job:
         with self.deferred_error.keeping():
             self.boundary.close()
         self._watcher.close()
+        if self._history is not None:
+            self._history.close(code=self.boundary.exit_code)
         if self.trace is not None:
             self.trace.close()
         self._let_go(is_whole=not self._watcher.has_lost)

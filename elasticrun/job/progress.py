@@ -26,6 +26,7 @@ class Progress:
         # `index`, which changes with each batch.
         self._here = Position()
         self.index = 0
+        self._num_before = 0  # See `num_passed`.
         self._before_epoch = Position()  # Where the running epoch began.
         self._num_epoch_loops = 0
         self._is_asked = False  # Whether a loader's own state said where to resume.
@@ -58,6 +59,14 @@ class Progress:
         is_at_end = resume == Position(resume.finished_epochs, breaks=resume.breaks)
         is_there = is_at_end and resume.finished_epochs > 0
         return not (is_there and self._here.place == resume.place)
+
+    @property
+    def num_passed(self) -> int:
+        """Samples and steps since the start of this process, of all loops together."""
+        return self._num_before + self.index
+
+    def _set_index(self, index: int) -> None:
+        self._num_before, self.index = self._num_before + self.index - index, index
 
     @property
     def body(self) -> tuple[int, ...]:
@@ -235,7 +244,7 @@ class Progress:
     def _enter(self, loader: str, index: int) -> None:
         self.num_begun_loops += 1
         self._here = replace(self._here, loader=loader)
-        self.index = index
+        self._set_index(index)
         self._is_in_loop = True
         self._resume = None
 
@@ -256,13 +265,13 @@ class Progress:
             self._pass_loop()
 
     def _pass_loop(self) -> None:
-        self.index = 0
+        self._set_index(0)
         self._here = self._here.after_loops(self._here.finished_loops + 1)
 
     def _move(self, cursor: Position) -> None:
         self._check_reached(cursor)
         self._here = replace(cursor, loader="")
-        self.index = 0
+        self._set_index(0)
         if self._resume is not None and cursor.place > self._resume.place:
             self._resume = None
 

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from elasticrun.checkpoint.events import local_directory
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.remote import storage_at
 from elasticrun.errors import NO_JOB, USAGE, CheckpointError
 from elasticrun.launcher import environment
-from elasticrun.launcher.directory import local_directory
 from elasticrun.launcher.options import (
     AUTO,
     SETTINGS_BY_OPTION,

@@ -22,7 +22,7 @@ from elasticrun.launcher.options import OptionError, Program
 _FINISHED = "finished.json"
 _OWN = re.compile(
     r"checkpoint-[0-9]{8,}|generation|(launcher\.)?lock|finished\.json|logs|rendezvous"
-    r"|\w+(\.json)?\.tmp"
+    r"|events(\.old)?\.jsonl|log-files|\w+(\.json)?\.tmp"
 )
 
 
@@ -87,14 +87,6 @@ def finished_at(place: Place, program: Program) -> float | None:
         return float(note["time"]) if is_same and is_newest else None
     except (CheckpointError, OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-
-
-def local_directory(place: Place) -> Path:
-    """Return where the launcher keeps its lock and logs: there, unless it is a URL."""
-    if isinstance(place, Path):
-        return place
-    digest = hashlib.sha256(str(place).encode()).hexdigest()[:8]
-    return Path(os.path.abspath(f"{place.name}-launcher-{digest}"))
 
 
 def move_aside(place: Place) -> Path | None:

@@ -73,6 +73,11 @@ class Saver:
             watcher adds to it, in its own thread.
         on_end: Called in another thread when a save in flight has ended, and is to be
             settled.
+        on_captured: Called with the position when all that is saved of it has been
+            captured; in the training thread.
+        on_committed: Called on the rank that has committed a checkpoint, with that, for
+            how many seconds training has waited, and after how many it was committed;
+            in the thread that has written it.
         newest: The newest committed checkpoint. It changes when a flight ends; whoever
             loads from it waits for that first.
         num_failed: Saves that came to nothing.
@@ -112,10 +117,16 @@ class Saver:
         # What the others must have heard before rank 0 leaves, which serves the store.
         self._asked: str | None = None
         self.on_end: Callable[[], object] = lambda: None
+        self.on_captured: Callable[[dict[str, Any]], object] = lambda _: None
+        self.on_committed: Callable[[Checkpoint, float, float], object] = lambda *_: (
+            None
+        )
         self._number = start.number
         self._start = start
         self._has_hinted = False
         self._is_saving = False
+        self._asked_at = 0.0
+        self._paused: float | None = None  # Of a save in flight.
         self._flight: SaveInFlight | None = None
         # Its thread may still wait for other ranks.
         self._given_up: SaveInFlight | None = None
@@ -158,6 +169,7 @@ class Saver:
         """
         timeout = _PATIENCE if timeout is None else timeout
         with self._not_within_itself():
+            self._asked_at, self._paused = time.perf_counter(), None
             self.finish(timeout=timeout)  # There is one save at a time.
             number = self._take_number()
             begun = time.perf_counter()
@@ -218,6 +230,9 @@ class Saver:
                 num_keys
             )  # All have reported: they are past them, too.
             logger.info("saved %s in %.2f s", checkpoint.path, self.seconds)
+            paused = self._paused
+            paused = time.perf_counter() - self._asked_at if paused is None else paused
+            self.on_committed(checkpoint, paused, self.seconds)
             writer.prune()
         return checkpoint
 
@@ -246,9 +261,11 @@ class Saver:
             return self._write(capture, exchange, timeout=timeout, begun=begun)
 
         flight = SaveInFlight(capture.number, states, write, on_end=self.on_end)
+        self._paused = time.perf_counter() - self._asked_at
         try:
             flight.start()
         except RuntimeError:  # So many threads already, or the interpreter ends.
+            self._paused = None
             return False
         self._flight = flight
         return True
@@ -283,7 +300,7 @@ class Saver:
                 hear of it.
         """
         try:
-            return self._capturer.capture(number, position, self.newest)
+            capture = self._capturer.capture(number, position, self.newest)
         except Exception as error:
             if self._rank == 0:
                 self._exchange.refuse(save_begun(number), error)
@@ -292,6 +309,8 @@ class Saver:
                 report = WriteReport(Capture(number, position), error=error)
                 self._exchange.tell(save_written(number), report.encode())
             raise
+        self.on_captured(position)
+        return capture
 
     def _report(self, own: WriteReport, number: int, exchange: Exchange) -> None:
         """Report to rank 0 what this rank wrote; raise a mistake in its states."""
@@ -365,8 +384,12 @@ class Saver:
         if not is_owner:
             self._checkpoints.acquire()
         capturer = self._capture_as(rank=0, is_async=False)
+        begun = time.perf_counter()
         capture = capturer.capture(self._take_number(), position, newest)
+        self.on_captured(position)
         self.newest = self._writer.write_alone(capture, newest, gathered, why=why)
+        seconds = time.perf_counter() - begun
+        self.on_committed(self.newest, seconds, seconds)
         return self.newest
 
     def close(self, *, timeout: float) -> None:

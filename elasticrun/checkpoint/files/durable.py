@@ -154,6 +154,31 @@ def copy_file(source: Path, target: Path, *, record: FileRecord) -> FileRecord:
     return copied
 
 
+def append_line(path: Path, line: bytes) -> None:
+    """Append a line by one write, below one that a writer may have left unfinished.
+
+    Several processes may do so at once. The folder must be there.
+
+    Raises:
+        ValueError: There is something else than a plain file: a link, a pipe.
+        OSError: It could not be written.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    descriptor = open_plain(str(path), flags)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        os.write(descriptor, line)
+    finally:
+        os.close(descriptor)
+
+
+def move_over(path: Path, target: Path) -> None:
+    """Give a file the name of another one, which goes."""
+    os.replace(path, target)
+
+
 def open_append(path: Path) -> TextIO:
     """Open a file of lines to append to; a finished line survives a killed process.
 

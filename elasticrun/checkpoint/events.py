@@ -1,0 +1,101 @@
+"""The job's events: one file of JSON lines, beside its checkpoints.
+
+Launchers and replicas append to it at once, each line by one write. Who reads it passes
+over a line that a kill, a full disk or two machines have torn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from elasticrun.checkpoint.files import durable
+from elasticrun.checkpoint.storage.place import Place
+
+logger = logging.getLogger(__name__)
+
+Event = dict[str, Any]
+
+FILE_NAME = "events.jsonl"
+OLD_NAME = "events.old.jsonl"
+MOST_BYTES = 8 << 20  # Of each of the two files.
+_MOST_TEXT = 2000  # Characters of a text in an event: the first lines of an error.
+
+
+def local_directory(place: Place) -> Path:
+    """Return where events, logs and the launcher's lock are: there, unless it is a URL.
+
+    An object store can be locked by no process, and nothing can be appended there.
+    """
+    if isinstance(place, Path):
+        return place
+    digest = hashlib.sha256(str(place).encode()).hexdigest()[:8]
+    return Path(os.path.abspath(f"{place.name}-launcher-{digest}"))
+
+
+class EventLog:
+    """Appends events, and does without where that fails: training matters more.
+
+    Args:
+        directory: Where the file is, or is to be.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE_NAME
+        self._has_failed = False
+
+    def write(self, kind: str, *, may_rotate: bool = False, **values: Any) -> Event:
+        """Append an event with the time; return it.
+
+        Args:
+            may_rotate: Whether to begin a new file when this one is large, in the place
+                of the one before. One process at a time may, or one would move what
+                another has just begun.
+        """
+        event = {"time": round(time.time(), 3), "event": kind}
+        event |= {key: _shortened(value) for key, value in values.items()}
+        line = json.dumps(event).encode() + b"\n"
+        try:
+            if may_rotate and (durable.find_size(self._path) or 0) > MOST_BYTES:
+                durable.move_over(self._path, self._path.with_name(OLD_NAME))
+            durable.append_line(self._path, line)
+        except (OSError, ValueError) as error:
+            if not self._has_failed:
+                self._has_failed = True
+                logger.info("%s does not get all events: %s", self._path, error)
+        return event
+
+
+def _shortened(value: Any) -> Any:
+    return value[:_MOST_TEXT] if isinstance(value, str) else value
+
+
+def read_events(directory: Path) -> list[Event]:
+    """Return the events of a job in the order of their times; none without a file."""
+    found = [
+        event
+        for name in (OLD_NAME, FILE_NAME)
+        for event in _events_in(directory / name)
+    ]
+    return sorted(found, key=lambda event: event["time"])
+
+
+def _events_in(path: Path) -> Iterator[Event]:
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError:
+        return
+    for line in lines:
+        try:
+            event = json.loads(line)
+            is_event = isinstance(event["time"], int | float) and event["event"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            continue
+        if is_event:
+            yield event
