@@ -129,6 +129,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--scale-by", metavar="efficiency:SHARE|COMMAND",
         help="the most replicas that are worth SHARE of one each, or what a command "
         "prints that gets their table as JSON; within --replicas MIN:MAX")  # fmt: skip
+    add("--on-event", metavar="COMMAND",
+        help="run it at each start, crash, rescue, restart, rescaling, stop and end of "
+        "the job, with what is known of it as JSON on its standard input")  # fmt: skip
     add("--lifeline", type=int, help=argparse.SUPPRESS)
     add("--function", action="store_true", help=argparse.SUPPRESS)
     add("-m", dest="is_module", action="store_true", help="SCRIPT is a module's name")

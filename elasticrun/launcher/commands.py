@@ -102,6 +102,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         nodes=nodes,
         notice=arguments.notice,
         scale_by=arguments.scale_by,
+        on_event=arguments.on_event,
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING
 from elasticrun.errors import STOPPED
 from elasticrun.launcher import directory, processes
 from elasticrun.launcher.event_loop import EventLoop
+from elasticrun.launcher.events import EventKeeper
 from elasticrun.launcher.linting import Linting
 from elasticrun.launcher.lock import locked, make_usable
 from elasticrun.launcher.options import Options, check_open_files
@@ -46,13 +49,15 @@ def run_job(options: Options) -> int:
             is_shared = options.nodes is not None
             stack.enter_context(locked(options.local_dir, is_shared=is_shared))
             _check_logs(options)
-            _say_where(options, console)
             processes.adopt_orphans()
             loop = EventLoop()
             control = sockets.ControlSocket()
             stack.callback(control.close)
             supervisor = Supervisor(options, console, loop)
+            keeper = EventKeeper(options, console, lambda: supervisor.is_first_node)
+            stack.callback(keeper.close)
             stack.callback(supervisor.close)
+            _say_where(options, console)
             book = StatusBook(supervisor)
             stops = StopSignals(supervisor.stop, stop_signals)
             stack.callback(Server(control, supervisor, book, stops).close)
@@ -75,6 +80,7 @@ def run_job(options: Options) -> int:
             supervisor.start()
             while supervisor.exit_code is None:
                 loop.run_once()
+            console.note("end", console.last_event, code=supervisor.exit_code)
             return supervisor.exit_code
 
 
@@ -114,7 +120,15 @@ def _say_where(options: Options, console: Console) -> None:
     console.event(
         f"job {options.name}, checkpoints in {where}"
         + (f", going on from checkpoint {newest}" if newest else "")
-        + f", logs in {options.log_dir}"
+        + f", logs in {options.log_dir}",
+        "start",
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        program=options.program.label,
+        replicas=options.replicas.initial,
+        checkpoint_dir=str(where),
+        checkpoint=newest or None,
+        log_dir=str(options.log_dir),
     )
 
 

@@ -25,7 +25,9 @@ class Verdict:
         text: What happened, for a crash and for a node that is gone.
         trace: The traceback of the first cause, or nothing.
         where: The position.
-        code: The exit code of a program that stopped by itself.
+        code: The exit code of a program that stopped by itself; of a crash that of the
+            replica it began with, or minus the number of the signal that killed it.
+        rank: Of that replica; below 0 without a crash.
         newest: The number of the newest checkpoint.
         rescued: What a survivor has saved alone, if one has.
         has_trained: Whether a batch was trained.
@@ -43,6 +45,7 @@ class Verdict:
     trace: str = ""
     where: str = ""
     code: int = 0
+    rank: int = -1
     newest: int = 0
     rescued: str = ""
     has_trained: bool = False

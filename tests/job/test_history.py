@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,10 @@ def test_generations_and_checkpoints_are_noted(tmp_path: Path) -> None:
     assert left[-1]["position"] == "the end of epoch 1"
 
 
+def has_positions(folder: Path, number: int) -> bool:
+    return len(events_of(folder, "progress")) >= number
+
+
 def test_positions_are_noted_while_it_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,7 +75,7 @@ def test_positions_are_noted_while_it_trains(
 
     def train() -> None:
         for number, _ in enumerate(AdaptiveDataLoader(range(3), 1)):
-            wait_until(lambda: len(events_of(tmp_path, "progress")) >= number)
+            wait_until(partial(has_positions, tmp_path, number))
 
     run_once(train, tmp_path)
     assert [each["samples"] for each in events_of(tmp_path, "progress")][:2] == [1, 2]

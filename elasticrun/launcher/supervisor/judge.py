@@ -18,6 +18,7 @@ from elasticrun.launcher.verdict import EndKind, Verdict
 
 _SIGNAL_OF = {code: number.name for number, code in BY_SIGNAL.items()}
 _MAX_TRACE = 20_000
+_MAX_KEPT = 2_000  # Of a trace, in the job's events.
 
 
 class Stop(enum.Enum):
@@ -68,6 +69,8 @@ def verdict_of(generation: Generation, *, reason: str, place: Place) -> Verdict:
         text=reason or generation.explain(cause),
         trace=cause.failure.trace[-_MAX_TRACE:] if cause.failure else "",
         where=where,
+        code=cause.code,
+        rank=cause.rank,
         newest=newest,
         rescued=generation.rescued,
         is_own_fault=bool(reason) or cause.is_own_fault,
@@ -114,7 +117,7 @@ class Judge:
         if verdict.kind == EndKind.FINISHED:
             return self._finish(verdict, is_first=is_first)
         if stop is Stop.END:
-            return self._end_stopped(verdict, code)
+            return self._end_stopped(verdict, code, number)
         if verdict.kind == EndKind.LEFT:
             return self._go_on_without(verdict, number)
         if stop is Stop.SCALE:
@@ -149,6 +152,21 @@ class Judge:
         self._console.event("the job was ended on the other nodes")
         return NextAction(STOPPED)
 
+    def _say_crash(self, text: str, verdict: Verdict, number: int) -> None:
+        self._console.event(
+            text,
+            "crash",
+            generation=number,
+            rank=verdict.rank,
+            code=verdict.code,
+            error=verdict.text,
+            trace=verdict.trace[-_MAX_KEPT:],
+            position=verdict.where,
+            checkpoint=verdict.newest,
+        )
+        if verdict.rescued:
+            self._console.note("rescue", verdict.rescued, generation=number)
+
     def fail(self, why: str, *, trace: str = "") -> NextAction:
         """Say why the job fails, and end it."""
         if trace:
@@ -175,10 +193,10 @@ class Judge:
         where, program = self._options.checkpoint_dir, self._options.program
         return directory.finished_at(where, program) is not None
 
-    def _end_stopped(self, verdict: Verdict, code: int) -> NextAction:
+    def _end_stopped(self, verdict: Verdict, code: int, number: int) -> NextAction:
         if verdict.kind in (EndKind.CRASHED, EndKind.LEFT):
             problem = f"stopped without a new checkpoint: {verdict.text}"
-            self._console.event(problem)
+            self._say_crash(problem, verdict, number)
             return NextAction(code, problem=problem)
         saved = _saved(verdict)
         self._console.event(f"stopped; {saved}{self._options.how_to_go_on}")
@@ -192,7 +210,9 @@ class Judge:
             f"generation {number} has lost a node: {verdict.text}; "
             + (f"{verdict.rescued}; " if verdict.rescued else "")
             + "going on "
-            f"{start_from(verdict.newest)}"
+            f"{start_from(verdict.newest)}",
+            "restart",
+            cause="a node is gone",
         )
         return NextAction()
 
@@ -200,9 +220,11 @@ class Judge:
         """Restart with another size, which counts as no crash however it came to it."""
         if verdict.kind == EndKind.CRASHED:
             why = verdict.text.partition("\n")[0]
-            self._console.event(
+            self._say_crash(
                 f"generation {number} ended at {verdict.where} without saving: "
-                f"{why}; rescaling {start_from(verdict.newest)}"
+                f"{why}; rescaling {start_from(verdict.newest)}",
+                verdict,
+                number,
             )
         elif verdict.is_unsaved:
             saved = _saved(verdict)
@@ -213,16 +235,18 @@ class Judge:
         return NextAction()
 
     def _restart(self, verdict: Verdict, number: int) -> NextAction:
-        self._console.event(
+        self._say_crash(
             f"generation {number} crashed at {verdict.where}: {verdict.text}"
-            + (f"; {verdict.rescued}" if verdict.rescued else "")
+            + (f"; {verdict.rescued}" if verdict.rescued else ""),
+            verdict,
+            number,
         )
         delay, text = self._crashes.decide(verdict, number)
         if delay is None:
             # On a terminal it stands above, as the replica has printed it.
             is_seen = verdict.is_here and self._console.is_terminal
             return self.fail(text, trace="" if is_seen else verdict.trace)
-        self._console.event(text)
+        self._console.event(text, "restart", cause="a crash", delay=delay)
         return NextAction(delay=delay)
 
 

@@ -171,6 +171,12 @@ class Supervisor:
         return "training" if has_job else "starting"
 
     @property
+    def is_first_node(self) -> bool:
+        """Whether this node tells of what becomes of all of them."""
+        round_ = self.nodes.round
+        return round_ is None or round_.node == 0
+
+    @property
     def is_settled(self) -> bool:
         """Whether the running generation is neither to stop nor to be rescaled."""
         return self._stop is Stop.NONE and not self.takeover.is_rescaling
@@ -194,7 +200,7 @@ class Supervisor:
             is_for_all: End it on all nodes, not only here.
         """
         if self._stop is Stop.END:
-            self._console.event(f"{cause} again: ending at once")
+            self._console.event(f"{cause} again: ending at once", "stop", cause=cause)
             self._is_hurried = True
             if self.generation is not None:
                 self.problem = "ended at once, without a new checkpoint"
@@ -214,7 +220,9 @@ class Supervisor:
             can_be_hurried = is_for_all or cause in _REPEATABLE
             self._console.event(
                 f"{cause}: saving at the next boundary"
-                + " (again: ends at once)" * can_be_hurried
+                + " (again: ends at once)" * can_be_hurried,
+                "stop",
+                cause=cause,
             )
             self.nodes.request_stop(reason, cause)
             self._ask_to_stop(Stop.END, cause)
@@ -231,6 +239,9 @@ class Supervisor:
         generation = self.generation
         if stop is Stop.END:
             self.successors.discard()
+        elif generation is not None:
+            replicas = {"replicas": generation.size, "target": self.takeover.size}
+            self._console.note("rescaling", cause, cause=cause, **replicas)
         if generation is not None:
             self._phase = Phase.STOPPING
             self.takeover.end()

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from elasticrun.launcher.terminal.screen import Screen, StatusLineScreen
 
@@ -30,12 +31,17 @@ class Console:
 
     Attributes:
         has_status_line: Whether it can show a status line.
+        on_event: Called with the kind, the text and the values of each event that has a
+            kind.
+        last_event: The text of the last one that was shown.
     """
 
     def __init__(
         self, make_screen: Callable[[], Screen], *, has_status_line: bool
     ) -> None:
         self.has_status_line = has_status_line
+        self.on_event: list[Callable[[str, str, dict[str, Any]], object]] = []
+        self.last_event = ""
         self._make_screen = make_screen
         self._changed = threading.Condition()
         self._waiting: deque[tuple[int, Callable[[Screen], None]]] = deque()
@@ -53,13 +59,26 @@ class Console:
         """Whether a person sees what replicas print to stderr."""
         return sys.stderr.isatty()
 
-    def event(self, text: str) -> None:
-        """Write a line of the launcher's, and its further lines below."""
+    def event(self, text: str, kind: str = "", **values: Any) -> None:
+        """Write a line of the launcher's, and its further lines below.
+
+        Args:
+            kind: What has become of the job, if anything has.
+            values: What is known of it.
+        """
         first, _, rest = text.partition("\n")
+        self.last_event = first
         with self._changed:
             self._add(0, lambda screen: screen.event(first))
         if rest.strip():
             self.detail(rest)
+        if kind:
+            self.note(kind, text, **values)
+
+    def note(self, kind: str, text: str, **values: Any) -> None:
+        """Tell of an event that needs no line."""
+        for call in self.on_event:
+            call(kind, text, values)
 
     def detail(self, text: str) -> None:
         """Say more of it, in any number of lines."""

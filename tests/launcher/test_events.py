@@ -1,0 +1,69 @@
+"""What becomes of a job, in its events and as told to a command."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from elasticrun.checkpoint.events import read_events
+from tests.launcher.running import run, running, scaled
+from tests.support.stage import Stage
+
+pytestmark = pytest.mark.slow
+
+TOLD = ("start", "crash", "rescue", "restart", "rescaling", "stop", "end")
+
+
+def events_of(stage: Stage) -> list[dict[str, Any]]:
+    return [
+        event
+        for event in read_events(stage.checkpoints)
+        if event["event"] != "progress"
+    ]
+
+
+def told(stage: Stage) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (stage.root / "told").read_text().split("\n")]
+
+
+def test_a_crash_is_kept_and_told_with_its_error(stage: Stage) -> None:
+    # One that is slow, and one that has ended before it reads, disturb nobody.
+    command = "test -e told && echo >> told; cat >> told; sleep 0.1; exit 3"
+    options = ["--replicas", 2, "--save-interval", 0, "--on-event", command]
+    job = run(stage, *options, "--", "--at", "0:1:5:raise")
+    events = events_of(stage)
+    kinds = [event["event"] for event in events if event["event"] != "checkpoint"]
+    expected = ["start", "begin", "leave", "crash", "restart", "begin", "leave", "end"]
+    assert kinds == expected
+    assert told(stage) == [event for event in events if event["event"] in TOLD]
+    start, crash, restart, end = told(stage)
+    assert (start["job"], start["pid"]) == ("test", job.pid)
+    assert (crash["rank"], crash["code"], crash["generation"]) == (1, 1, 0)
+    assert crash["error"] == "rank 1 raised ValueError: the loss is not a number"
+    assert crash["trace"].endswith("ValueError: the loss is not a number\n")
+    assert f"elasticrun: {restart['text']}\n" in job.events
+    assert (end["code"], end["text"]) == (0, job.events.split("elasticrun: ")[-1][:-1])
+    begun = [event for event in events if event["event"] == "begin"]
+    assert [each["world_size"] for each in begun] == [2, 2]
+    assert begun[1]["checkpoint"] == crash["checkpoint"]
+
+
+def test_a_rescaling_and_a_stop_are_kept(stage: Stage) -> None:
+    holds = ["--hold", "0:9", "--hold", "1:19"]
+    with running(stage, "--replicas", 1, "--", *holds) as job:
+        job.wait_until_held(0, 1)
+        assert scaled(job, 2).returncode == 0
+        job.wait_until_held(1, 2)
+        job.process.terminate()
+        job.wait_until_said("SIGTERM: saving")
+        stage.mark("stop-1")
+        assert job.wait() == 143
+    by_kind = {event["event"]: event for event in events_of(stage)}
+    rescaling = by_kind["rescaling"]
+    assert (rescaling["replicas"], rescaling["target"]) == (1, 2)
+    assert by_kind["stop"]["cause"] == "SIGTERM"
+    assert by_kind["leave"]["code"] == 75
+    assert by_kind["end"]["code"] == 143
+    assert "checkpoint 2 is saved" in by_kind["end"]["text"]
