@@ -22,7 +22,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["elasticrun", "elasticrun.*"]),
-    package_data={"elasticrun": ["py.typed", "lint/pages/*.md"]},
+    package_data={"elasticrun": ["py.typed", "lint/pages/*.md", "report/page/*"]},
     install_requires=["torch>=2.7,<3", "numpy", "cloudpickle", "psutil"],
     entry_points={
         "console_scripts": ["elasticrun = elasticrun.__main__:main"],

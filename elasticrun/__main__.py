@@ -76,6 +76,8 @@ def _make_parser(chosen: str) -> argparse.ArgumentParser:
         ("lint", "lint", "find what a restart would break", "add_arguments", "main"),
         ("rule", "lint", "explain a rule of the linter", "add_rule_arguments",
          "rule_main"),
+        ("report", "report", "write a page that shows what became of a job",
+         "add_arguments", "main"),
         ("check", "check", "run a script with and without restarts, and compare",
          "add_arguments", "main"),
     ):  # fmt: skip

@@ -61,7 +61,7 @@ def whole_number(number: int, function: str, what: str) -> int:
 def _remaining_epochs(num_epochs: int, start: int) -> Iterator[int]:
     job = current_job()
     check_not_nested(job)
-    num_epochs = job.num_epochs = job.epochs_until(num_epochs)
+    num_epochs = job.progress.num_epochs = job.epochs_until(num_epochs)
     epoch = job.skip_epochs(num_epochs)
     if epoch >= num_epochs:
         _say_finished(job)

@@ -101,6 +101,7 @@ class History:
 
     def _note_position(self, kind: str, **values: Any) -> None:
         where = _where(self._progress.position)
+        where["num_epochs"] = self._progress.num_epochs
         self._note(kind, samples=self._progress.num_passed, **where, **values)
 
     def _note(self, kind: str, **values: Any) -> None:

@@ -70,7 +70,6 @@ class Job:
         loops: All loops that are open.
         is_in_epoch: Whether an epoch loop's body is running.
         rescue: Remembers boundaries for a rescue; None if there is nobody to rescue.
-        num_epochs: Where the last epoch loop is to end, or None.
         num_loaders: Loaders made so far without a name.
         num_forward_passes: For training, through a DDP, of those that have ended.
         num_steps: How often a registered optimizer has begun a step.
@@ -102,7 +101,6 @@ class Job:
         self.loops = OpenLoops()
         self.is_in_epoch = False
         self.is_closed = False
-        self.num_epochs: int | None = None
         self.num_loaders = 0
         self.num_forward_passes = self.num_steps = 0
         self.cuts_for_noise: Callable[[], bool] = lambda: False

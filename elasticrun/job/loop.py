@@ -114,6 +114,10 @@ class Loop(Protocol):
     def current(self) -> MicroBatch:
         """The current micro-batch: a new object each time, compared by identity."""
 
+    @property
+    def num_batches(self) -> int | None:
+        """How many global batches it has, None if that is not known."""
+
 
 class LoopOfSteps:
     """A loop whose index counts steps: one without a loader, or one of somebody else's.
@@ -150,6 +154,10 @@ class LoopOfSteps:
     @property
     def running_loop(self) -> Loop:
         return self
+
+    @property
+    def num_batches(self) -> int | None:
+        return self.num_samples
 
     @property
     def is_step(self) -> bool:

@@ -49,6 +49,11 @@ class OpenLoops:
         return [each.loader.batch_index for each in self._open[1:]]
 
     @property
+    def outermost(self) -> LoopedLoader | None:
+        """The loader of the loop that the position is in; from any thread."""
+        return next((each.loader for each in self._open), None)
+
+    @property
     def innermost(self) -> LoopedLoader | None:
         """The loader of the loop whose body runs."""
         return self._open[-1].loader if self._open else None

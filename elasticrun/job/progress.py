@@ -16,6 +16,7 @@ class Progress:
 
     Attributes:
         index: That of the running loop.
+        num_epochs: Where the last epoch loop is to end, or None.
         num_begun_epochs: How often this process has entered an epoch.
         num_begun_loops: How often it has entered a loop.
     """
@@ -32,6 +33,7 @@ class Progress:
         self._is_asked = False  # Whether a loader's own state said where to resume.
         self._is_in_loop = False  # Whether one has begun, and neither ended nor left.
         self._has_left_epoch = False  # By an exception, which may have been caught.
+        self.num_epochs: int | None = None
         self.num_begun_epochs = 0
         self.num_begun_loops = 0
 

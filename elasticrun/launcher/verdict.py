@@ -28,6 +28,7 @@ class Verdict:
         code: The exit code of a program that stopped by itself; of a crash that of the
             replica it began with, or minus the number of the signal that killed it.
         rank: Of that replica; below 0 without a crash.
+        num_passed: Samples and steps in this generation, as far as is known.
         newest: The number of the newest checkpoint.
         rescued: What a survivor has saved alone, if one has.
         has_trained: Whether a batch was trained.
@@ -46,6 +47,7 @@ class Verdict:
     where: str = ""
     code: int = 0
     rank: int = -1
+    num_passed: int = 0
     newest: int = 0
     rescued: str = ""
     has_trained: bool = False

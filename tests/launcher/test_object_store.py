@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from elasticrun.checkpoint.events import local_directory
 from elasticrun.checkpoint.storage.claim import Claim
 from elasticrun.checkpoint.storage.lock import OwnerProcess
 from elasticrun.checkpoint.storage.place import RemotePath
-from elasticrun.checkpoint.events import local_directory
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import PROGRAM, elasticrun, run, running, scaled
 from tests.launcher.test_rescue import end_of, mortal, resumed_at

@@ -21,7 +21,7 @@ FLOORS = [
     {"saving"},
     {"job"},
     {"data", "launcher"},
-    {"parallel", "check", "__main__"},
+    {"parallel", "check", "report", "__main__"},
     {"integrations", "__init__", "testing"},
 ]
 FLOOR = {entry: number for number, floor in enumerate(FLOORS) for entry in floor}

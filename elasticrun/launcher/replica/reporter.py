@@ -117,7 +117,7 @@ class Reporter:
         position = job.progress.position
         counts = _counts_of(position)
         self._has_trained = self._has_trained or counts > _counts_of(job.start)
-        loader, newest = job.loader, job.newest_checkpoint
+        loader, newest = job.loops.outermost, job.newest_checkpoint
         gpu_memory, gpu_utilization = gpu_use(job)
         report = {
             "type": "report",
@@ -133,6 +133,10 @@ class Reporter:
             "is_in_loop": loader is not None,
             "loader": position.loader,
             "num_samples": None if loader is None else loader.num_samples,
+            "batch": None if loader is None else loader.batch_index,
+            "num_batches": None if loader is None else loader.running_loop.num_batches,
+            "num_epochs": job.progress.num_epochs,
+            "num_passed": job.progress.num_passed,
             "checkpoint_dir": None if newest is None else str(newest.path.parent),
             "checkpoint": None if newest is None else newest.number,
             "gpu_memory": gpu_memory,

@@ -71,6 +71,7 @@ def verdict_of(generation: Generation, *, reason: str, place: Place) -> Verdict:
         where=where,
         code=cause.code,
         rank=cause.rank,
+        num_passed=first.get("num_passed", 0),
         newest=newest,
         rescued=generation.rescued,
         is_own_fault=bool(reason) or cause.is_own_fault,
@@ -162,6 +163,7 @@ class Judge:
             error=verdict.text,
             trace=verdict.trace[-_MAX_KEPT:],
             position=verdict.where,
+            samples=verdict.num_passed,
             checkpoint=verdict.newest,
         )
         if verdict.rescued:

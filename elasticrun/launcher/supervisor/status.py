@@ -89,6 +89,7 @@ class StatusBook:
             "causes": supervisor.crashes.causes,
             "checkpoint_dir": report.get("checkpoint_dir")
             or str(options.checkpoint_dir),
+            "local_dir": str(options.local_dir),
             "log_dir": str(options.log_dir),
             "seconds": time.time() - supervisor.judge.started_at,
             "spares": supervisor.successors.num_ready_spares,

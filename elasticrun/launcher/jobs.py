@@ -1,0 +1,132 @@
+"""Jobs by name or directory, also those that have ended, as their events tell."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from elasticrun.checkpoint.events import Event, local_directory, read_events
+from elasticrun.checkpoint.inspection.entries import (
+    InspectionError,
+    choose_storage,
+    owner_of,
+)
+from elasticrun.checkpoint.storage.place import Place, RemotePath, parse_place
+from elasticrun.errors import NO_JOB, CheckpointError
+from elasticrun.launcher import environment
+from elasticrun.launcher.talk.client import JobError, find_jobs
+
+
+@dataclass(frozen=True)
+class KnownJob:
+    """A job of which there is a directory.
+
+    Attributes:
+        directory: Of its checkpoints.
+        status: What its launcher says of it, if that runs here.
+    """
+
+    directory: Place
+    status: dict[str, Any] | None = None
+
+    @cached_property
+    def events(self) -> list[Event]:
+        """Its events; a script with a directory of its own has some in either."""
+        folders = [local_directory(self.directory)]
+        if self.status is not None:
+            folders.append(Path(self.status["local_dir"]))
+        found = [
+            event for each in dict.fromkeys(folders) for event in read_events(each)
+        ]
+        return sorted(found, key=lambda event: event["time"])
+
+    @property
+    def pid(self) -> str:
+        """Its launcher's process number, if that runs here."""
+        return str((self.status or {}).get("pid", ""))
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        if self.status is not None:
+            return str(self.status["job"])
+        names = [event["job"] for event in self.events if "job" in event]
+        return str(names[-1] if names else self.directory.name)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is known to run, on this machine or on another one."""
+        if self.status is not None:
+            return True
+        try:
+            return (
+                owner_of(choose_storage(str(self.directory), configured=None))
+                is not None
+            )
+        except (InspectionError, CheckpointError, OSError):
+            return False
+
+
+def find_known_job(word: str | None) -> KnownJob:
+    """Return the job of this name, number, directory or URL; the only one without.
+
+    One that has ended is found by its directory, or where a script of that name has its
+    checkpoints by default.
+
+    Raises:
+        JobError: There is none, or more than one.
+    """
+    running, place = _running_jobs(), _place(word)
+    found = [
+        job
+        for job in running
+        if word in (None, job.name, job.pid) or place == job.directory
+    ]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(job.pid for job in found)
+        raise JobError(
+            f"more than one such job is running: {names}. Name one by its number.",
+            exit_code=NO_JOB,
+        )
+    if place is not None:
+        return KnownJob(place)
+    if word is not None:
+        raise JobError(
+            f"no job {word!r} of this user is running, and no directory is called so. "
+            "Give the checkpoint directory of a job that has ended.",
+            exit_code=NO_JOB,
+        )
+    configured = environment.variables().get("ELASTICRUN_CHECKPOINT_DIR")
+    try:
+        return KnownJob(choose_storage(None, configured=configured).place)
+    except (InspectionError, CheckpointError, ValueError) as error:
+        raise JobError(str(error), exit_code=NO_JOB) from error
+
+
+def _running_jobs() -> list[KnownJob]:
+    jobs, _ = find_jobs()
+    found = []
+    for job in jobs:
+        with job:
+            place = parse_place(job.status["checkpoint_dir"])
+            found.append(KnownJob(place, job.status))
+    return found
+
+
+def _place(word: str | None) -> Place | None:
+    """Return the directory or URL that a word means, None if it is none."""
+    if word is None:
+        return None
+    for text in (word, f"{word.removesuffix('.py')}-checkpoints"):
+        try:
+            place = parse_place(text)
+        except ValueError:
+            return None
+        if isinstance(place, RemotePath) or os.path.isdir(place):
+            return place
+    return None

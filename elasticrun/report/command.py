@@ -1,0 +1,91 @@
+"""The command line `elasticrun report [JOB | DIR]`: the page, as one file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from elasticrun.checkpoint.events import FILE_NAME
+from elasticrun.checkpoint.manifest import version
+from elasticrun.errors import NO_JOB, STOP_CODES, USAGE
+from elasticrun.launcher.jobs import KnownJob, find_known_job
+from elasticrun.launcher.talk.client import JobError
+from elasticrun.report.history import History
+
+_FOLDER = Path(__file__).with_name("page")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `elasticrun report` takes."""
+    parser.add_argument("job", nargs="?", metavar="JOB|DIR",
+        help="a job's name, or its checkpoint directory; may be left out if there is "
+        "one")  # fmt: skip
+    parser.add_argument("--out", metavar="FILE", default="report.html",
+        help="where to write the page; default: report.html")  # fmt: skip
+
+
+def main(options: argparse.Namespace) -> int:
+    """Write the page; return the exit code."""
+    try:
+        job = find_known_job(options.job)
+    except JobError as error:
+        sys.stderr.write(f"elasticrun: {error}\n")
+        return error.exit_code
+    events = job.events
+    if not events:
+        sys.stderr.write(
+            f"elasticrun: {job.directory} has no {FILE_NAME}: no job has begun there "
+            "with this elasticrun\n"
+        )
+        return NO_JOB
+    try:
+        Path(options.out).write_text(page_of(job), encoding="utf-8")
+    except OSError as error:
+        sys.stderr.write(f"elasticrun: {options.out}: {error.strerror}\n")
+        return USAGE
+    sys.stdout.write(f"{options.out}\n")
+    return 0
+
+
+def page_of(job: KnownJob) -> str:
+    """Return the page of a job, which loads nothing from elsewhere."""
+    history = History(job.events)
+    values = {
+        **history.describe(),
+        "job": job.name,
+        "directory": str(job.directory),
+        "state": _state(job, history),
+        "time": time.time(),
+        "version": version(),
+    }
+    parts = {
+        "data": json.dumps(values).replace("<", "\\u003c"),  # No tag ends there.
+        "uPlot.min.css": _read("uPlot.min.css"),
+        "uPlot.iife.min.js": _read("uPlot.iife.min.js"),
+    }
+    return re.sub("@@(.+?)@@", lambda match: parts[match[1]], _read("page.html"))
+
+
+def _read(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")
+
+
+def _state(job: KnownJob, history: History) -> dict[str, Any]:
+    """Return how the job is or has ended, in words and as the page colours it."""
+    if job.is_running:
+        return {"text": "running", "mood": "busy"}
+    last = history.last
+    if last["event"] == "end":
+        moods = {0: "good", **dict.fromkeys(STOP_CODES, "still")}
+        return {"text": last["text"], "mood": moods.get(last["code"], "bad")}
+    if last["event"] == "leave" and not history.start:
+        return {"text": f"ended at {last['position']}", "mood": "still"}
+    return {
+        "text": "ended without a word: killed, or its machine is gone",
+        "mood": "bad",
+    }
