@@ -156,7 +156,7 @@ def _add_scale(parser: argparse.ArgumentParser) -> None:
 def _add_status(parser: argparse.ArgumentParser) -> None:
     _add_job(parser)
     add = parser.add_argument
-    add("--json", action="store_true", help="one JSON line a job")
+    add("--json", action="store_true", help="as an array of JSON")
     add("--watch", action="store_true", help="again every second")
     add("--scaling", action="store_true",
         help="what each number of replicas gives, by its checkpoint")  # fmt: skip

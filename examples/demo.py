@@ -170,9 +170,8 @@ def kill(launcher: subprocess.Popen[bytes], *, rank: int) -> None:
         stdout=subprocess.PIPE,
         check=True,
     )
-    (pid,) = [
-        m["pid"] for m in json.loads(shown.stdout)["members"] if m["rank"] == rank
-    ]
+    (job,) = json.loads(shown.stdout)
+    (pid,) = [member["pid"] for member in job["members"] if member["rank"] == rank]
     say(f"kill -9 {pid}    # rank {rank}")
     os.kill(pid, signal.SIGKILL)
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from elasticrun.checkpoint.events import local_directory
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.remote import storage_at
-from elasticrun.errors import NO_JOB, USAGE, CheckpointError
+from elasticrun.errors import USAGE, CheckpointError
 from elasticrun.launcher import environment
+from elasticrun.launcher.jobs import find_known_job, status_of_ended
 from elasticrun.launcher.options import (
     AUTO,
     SETTINGS_BY_OPTION,
@@ -38,7 +39,7 @@ from elasticrun.launcher.talk.client import (
     find_jobs,
 )
 from elasticrun.launcher.terminal.screen import only_colours
-from elasticrun.launcher.terminal.status_table import render
+from elasticrun.launcher.terminal.status_table import render, render_ended
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -203,22 +204,30 @@ def _show_scaling(arguments: argparse.Namespace) -> int:
 def _show_status(arguments: argparse.Namespace) -> int:
     while True:
         jobs, silent = _statuses(arguments.job)
+        ended = []
+        if not (jobs or silent) and arguments.job is not None:
+            ended = [status_of_ended(find_known_job(arguments.job))]
         if arguments.json:
-            for each in jobs:
-                _say(json.dumps(each))
-        elif jobs or not (silent or arguments.job):
-            if arguments.watch and sys.stdout.isatty():
-                sys.stdout.write("\x1b[H\x1b[2J")
-            _say(render(jobs) if jobs else "no job of this user is running")
+            _say(json.dumps([*jobs, *ended]))
+        elif jobs or not silent:
+            text = render(jobs) or "\n\n".join(map(render_ended, ended))
+            _say_again(text or "no job of this user is running", arguments.watch)
         for error in silent:
             _fail(str(error), error.exit_code)
         if silent and not arguments.watch:
             return silent[0].exit_code
-        if not jobs and arguments.job is not None:
-            return _fail(f"no job {arguments.job!r} is running", NO_JOB)
         if not arguments.watch or not (jobs or silent):
             return 0
         time.sleep(1.0)
+
+
+def _say_again(text: str, is_watched: bool) -> None:
+    """Say something, on a terminal in the place of what was said before."""
+    if is_watched and sys.stdout.isatty():
+        lines = "".join(f"{line}\x1b[K\n" for line in text.split("\n"))
+        _write(f"\x1b[H{lines}\x1b[J")
+    else:
+        _say(text)
 
 
 def _statuses(

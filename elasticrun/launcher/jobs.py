@@ -70,6 +70,44 @@ class KnownJob:
             return False
 
 
+def status_of_ended(job: KnownJob) -> dict[str, Any]:
+    """Return how a job has ended, as plain values; or that it runs elsewhere.
+
+    Raises:
+        JobError: Nothing is known of it.
+    """
+    events = job.events
+    if not events:
+        raise JobError(
+            f"{job.directory} has no events: no job has begun there with this "
+            "elasticrun",
+            exit_code=NO_JOB,
+        )
+    newest = {event["event"]: event for event in events}
+    last, start = events[-1], newest.get("start", {})
+    is_running = job.is_running
+    text = "ended without a word: killed, or its machine is gone"
+    if is_running:
+        text = "running, without a launcher on this machine"
+    elif last["event"] == "end":
+        text = last["text"]
+    elif last["event"] == "leave" and not start:
+        text = "ended"
+    placed = [event["position"] for event in events if "position" in event]
+    return {
+        "job": job.name,
+        "state": "running" if is_running else "ended",
+        "text": text,
+        "code": last.get("code") if last["event"] == "end" else None,
+        "time": last["time"],
+        "position": placed[-1] if placed else "not in training",
+        "checkpoint": newest.get("checkpoint", {}).get("checkpoint"),
+        "causes": [each["text"] for each in events if each["event"] == "crash"][-10:],
+        "checkpoint_dir": str(job.directory),
+        "log_dir": start.get("log_dir"),
+    }
+
+
 def find_known_job(word: str | None) -> KnownJob:
     """Return the job of this name, number, directory or URL; the only one without.
 

@@ -192,7 +192,7 @@ def test_a_job_ends_with_the_process_that_launched_it(
     ) as caller:
         ask = functools.partial(running.elasticrun, stage, "status", "--json")
         wait_until(lambda: '"training"' in ask().stdout)
-        job = json.loads(ask().stdout)
+        (job,) = json.loads(ask().stdout)
         os.kill(job["pid"], signal.SIGSTOP)  # So that it hears of both at once.
         if number == signal.SIGTERM:
             os.kill(job["pid"], number)

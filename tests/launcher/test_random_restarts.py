@@ -88,7 +88,7 @@ class Shaken:
             assert self.job.process.poll() is None, self.job.events
             if answer.returncode:  # It does not listen yet.
                 return False
-            status = json.loads(answer.stdout)
+            (status,) = json.loads(answer.stdout)
             self.size = status["target"]
             return status["replicas"] == self.size and status["state"] == "training"
 

@@ -79,5 +79,5 @@ def test_a_call_that_is_preempted_goes_on_where_it_was(
 
 
 def _state(stage: Stage) -> str:
-    state: str = json.loads(elasticrun(stage, "status", "--json").stdout)["state"]
-    return state
+    (job,) = json.loads(elasticrun(stage, "status", "--json").stdout)
+    return str(job["state"])

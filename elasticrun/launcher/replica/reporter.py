@@ -135,6 +135,7 @@ class Reporter:
             "num_samples": None if loader is None else loader.num_samples,
             "batch": None if loader is None else loader.batch_index,
             "num_batches": None if loader is None else loader.running_loop.num_batches,
+            "in_epoch": position.in_epoch,
             "num_epochs": job.progress.num_epochs,
             "num_passed": job.progress.num_passed,
             "checkpoint_dir": None if newest is None else str(newest.path.parent),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from elasticrun.launcher.supervisor.crashes import CrashBook
 from elasticrun.launcher.supervisor.generation import Generation, Member
 from elasticrun.launcher.terminal.console import Console
 from elasticrun.launcher.terminal.output import Repeats, marked
+
+_LONGEST = 500  # Characters of the last line that is kept.
 
 
 class ReplicaReports:
@@ -23,6 +26,8 @@ class ReplicaReports:
         on_message: Called with a text for callers that wait for a rescaling, and
             whether there will be none.
         on_reported: Called with each replica that has sent a report.
+        last_output: The last line that one of them has printed, with its rank.
+        last_output_at: When that was, in seconds since 1970.
     """
 
     def __init__(self, console: Console, crashes: CrashBook) -> None:
@@ -30,6 +35,8 @@ class ReplicaReports:
         self.on_trained: list[Callable[[Generation], None]] = []
         self.on_message: list[Callable[[str, bool], None]] = []
         self.on_reported: list[Callable[[Member], None]] = []
+        self.last_output = ""
+        self.last_output_at = 0.0
         self._console = console
         self._crashes = crashes
         self._repeats: dict[int, Repeats] = {}
@@ -57,7 +64,10 @@ class ReplicaReports:
         if is_error:
             line = self._repeats.setdefault(rank, Repeats()).filtered(line)
         if line:
-            self._console.output(marked(rank, line), is_error=is_error)
+            text = marked(rank, line)
+            self._console.output(text, is_error=is_error)
+            if line.strip():
+                self.last_output, self.last_output_at = text[:_LONGEST], time.time()
 
     def on_log_failure(self, rank: int, error: OSError) -> None:
         self._console.event(

@@ -4,42 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 
 from elasticrun.launcher import processes
 from elasticrun.launcher.supervisor.generation import Member
+from elasticrun.launcher.supervisor.pace import Pace, place_of, unit_of
 from elasticrun.launcher.supervisor.supervisor import Supervisor
+from elasticrun.launcher.terminal.status_table import duration, speed_text
 from elasticrun.replicas.wire import Message
 
 _SHORTEST_SPAN = 2.0
 _SHORTEST_LOOK = 0.4
-
-
-@dataclass
-class _Speed:
-    """How fast samples pass.
-
-    Attributes:
-        training_loop: The loop in which rank 0 was last, by what comes before it.
-        index: How far it was in that, `since` then.
-        rate: Samples a second, over the last seconds; None before two looks at one
-            loop.
-    """
-
-    training_loop: object = None
-    index: int = 0
-    since: float = 0.0
-    rate: float | None = None
-
-    def note(self, report: Message) -> None:
-        loop = (report["generation"], *report["counts"][:2])
-        index, when = report["index"], report["time"]
-        if loop != self.training_loop or index < self.index:
-            self.training_loop, self.index, self.since = loop, index, when
-        elif when - self.since >= _SHORTEST_LOOK:
-            rate = (index - self.index) / (when - self.since)
-            self.rate = rate if self.rate is None else (2 * self.rate + rate) / 3
-            self.index, self.since = index, when
+_LOOK_SECONDS = 1.0
 
 
 class StatusBook:
@@ -47,16 +22,29 @@ class StatusBook:
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
-        self._speed = _Speed()
+        self._pace = Pace()
+        self._state, self._state_since = "", time.monotonic()
         self._usage: dict[int, tuple[float, float]] = {}
         self._look: dict[int, tuple[float, int]] = {}
         self._looked_at = 0.0
         supervisor.reports.on_reported.append(self._note)
+        self._look_at_state()
+
+    def _look_at_state(self) -> None:
+        """Notice since when the job does what it does, to a second."""
+        self._seconds_in_state()
+        self._supervisor.loop.call_later(_LOOK_SECONDS, self._look_at_state)
+
+    def _seconds_in_state(self) -> float:
+        now, state = time.monotonic(), self._supervisor.state
+        if state != self._state:
+            self._state, self._state_since = state, now
+        return now - self._state_since
 
     def _note(self, member: Member) -> None:
         generation = self._supervisor.generation
         if generation is not None and member is generation.members[0]:
-            self._speed.note(member.report)
+            self._pace.note(member.report)
 
     def status(self) -> Message:
         """Return everything, as plain values."""
@@ -70,16 +58,25 @@ class StatusBook:
             "job": options.name,
             "pid": os.getpid(),
             "state": supervisor.state,
+            "seconds_in_state": self._seconds_in_state(),
             "replicas": len(members),
             "target": supervisor.takeover.size,
             **self._describe_nodes(),
             "generation": generation.number if generation is not None else None,
             "position": report.get("position"),
+            "place": place_of(report),
+            "seconds_left": self._pace.seconds_left if report else None,
+            "num_epochs": report.get("num_epochs"),
+            "batch": report.get("batch"),
+            "num_batches": report.get("num_batches"),
             "no_boundary": report.get("no_boundary"),
             "epoch": report.get("epoch"),
             "index": report.get("index"),
             "num_samples": report.get("num_samples"),
-            "samples_per_second": self._speed.rate if report else None,
+            "samples_per_second": self._pace.rate if report else None,
+            "unit": unit_of(report, "sample"),
+            "last_output": supervisor.reports.last_output,
+            "seconds_since_output": time.time() - supervisor.reports.last_output_at,
             "checkpoint": report.get("checkpoint"),
             "failed_saves": report.get("failed_saves", 0),
             "seconds_since_checkpoint": (
@@ -149,10 +146,11 @@ class StatusBook:
             parts.append(
                 f"generation {generation.number}, {number} replica{'s' * (number != 1)}"
             )
-        if report.get("position"):
-            parts.append(report["position"])
-        if report and self._speed.rate:
-            parts.append(f"{self._speed.rate:.0f} samples/s")
+        if place := place_of(report):
+            left = self._pace.seconds_left
+            parts.append(place + ("" if left is None else f", {duration(left)} left"))
+        if report and self._pace.rate:
+            parts.append(speed_text(self._pace.rate, unit_of(report, "sample")))
         return " | ".join(parts)
 
     def _describe(self, member: Member, seconds: float, memory: int) -> Message:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from elasticrun.launcher import processes
+from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.supervisor.crashes import CrashBook
 from elasticrun.launcher.supervisor.generation import Member
 from elasticrun.launcher.supervisor.status import StatusBook
@@ -59,7 +62,11 @@ def book_of(leaders: list[int], folder: Path) -> StatusBook:
     members[0].report = {"position": "epoch 0, sample 6"}
     supervisor: Any = SimpleNamespace(
         options=SimpleNamespace(
-            name="job", nodes=None, checkpoint_dir=folder, log_dir=folder
+            name="job",
+            nodes=None,
+            checkpoint_dir=folder,
+            local_dir=folder,
+            log_dir=folder,
         ),
         generation=SimpleNamespace(number=4, members=members, running=members),
         state="training",
@@ -68,7 +75,8 @@ def book_of(leaders: list[int], folder: Path) -> StatusBook:
             spares=leaders[:1],  # As if the first one were another one.
             num_ready_spares=1,
         ),
-        reports=SimpleNamespace(on_reported=[]),
+        reports=SimpleNamespace(on_reported=[], last_output="", last_output_at=0.0),
+        loop=EventLoop(),
         nodes=SimpleNamespace(round=None),
         crashes=CrashBook(3, newest_at_start=0),
         judge=SimpleNamespace(started_at=0.0),
@@ -116,7 +124,7 @@ def test_status_says_where_the_job_is(stage: Stage) -> None:
         stage.mark("go-0")
         assert job.wait() == 0
     assert (other.returncode, other.stdout) == (3, "")
-    assert other.stderr == "elasticrun: no job 'other' is running\n"
+    assert "no job 'other' of this user is running" in other.stderr
     assert status["job"] == "test"
     assert status["pid"] == job.pid
     assert status["state"] == "training"
@@ -129,8 +137,20 @@ def test_status_says_where_the_job_is(stage: Stage) -> None:
         job.pid_of(0, 1),
     ]
     assert all(each["memory"] > 1e6 for each in status["members"])
-    assert text.startswith(f"test ({job.pid}): training, 2 replicas, generation 0\n")
-    assert "epoch 0, loop 0, sample 60" in text
+    assert re.match(
+        rf"test \({job.pid}\): training for \d+ s, 2 replicas, generation 0\n"
+        r"  position     epoch 1 of 2, batch 11 of 40 in `loader-0`\n",
+        text,
+    )
+    ended = elasticrun(stage, "status", stage.checkpoints)
+    assert re.match(
+        r"test: finished after \d+ s\n  ended        [\d: -]+, \d+ s ago\n"
+        r"  position     the end of epoch 1\n  checkpoint   80, in ",
+        ended.stdout,
+    )
+    assert ended.stdout.endswith(f"  logs         {stage.checkpoints}/logs\n")
+    (told,) = json.loads(elasticrun(stage, "status", "checkpoints", "--json").stdout)
+    assert (told["state"], told["code"], told["causes"]) == ("ended", 0, [])
 
 
 @pytest.mark.slow

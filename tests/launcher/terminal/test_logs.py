@@ -36,6 +36,7 @@ def test_logs_of_a_running_job_come_before_a_folder_of_its_name(stage: Stage) ->
     with running(stage, "--replicas", 1, *WITHOUT_TORCH, script=script) as job:
         wait_until(lambda: "up" in job.output)
         assert job.ask("logs", "test").stdout == "[0] up\n"
+        assert "  last output  [0] up (" in job.ask("status").stdout
     assert job.ask("logs", stage.checkpoints).stdout == "[0] up\n"
     assert "has no such log" in job.ask("logs", "test").stderr
 
