@@ -170,6 +170,11 @@ def _add_logs(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--rank", type=int, metavar="R", help="of this rank only")
     add("--generation", type=int, metavar="G", help="default: the newest")
+    add("--tail", type=int, metavar="N", help="the last N lines of each rank")
+    add("--since", metavar="T",
+        help="what was printed since then: 90s, 10m, 2h, 1d ago, or a time such as "
+        "12:30")  # fmt: skip
+    add("--stderr", action="store_true", help="only what went to stderr")
     add("-f", "--follow", action="store_true", help="go on while the job runs")
 
 

@@ -246,22 +246,29 @@ def _statuses(
 
 def logs(arguments: argparse.Namespace) -> int:
     """Show what replicas printed."""
-    from elasticrun.launcher.terminal.logs import follow_logs, show_logs
+    from elasticrun.launcher.terminal import logs
 
-    chosen = {"generation": arguments.generation, "rank": arguments.rank}
+    try:
+        since = logs.parse_since(arguments.since) if arguments.since else 0.0
+    except ValueError:
+        text = f"--since {arguments.since}: give 90s, 10m, 2h, 1d, or a time"
+        return _fail(f"{text} such as 12:30 or 2026-01-31T12:30.", USAGE)
+    choice = logs.Choice(
+        arguments.generation, arguments.rank, arguments.tail, since, arguments.stderr
+    )
     try:
         ended = _directory_of_ended(arguments.job)
         if ended is not None:
-            show_logs(ended, write=_show, **chosen)
+            logs.show_logs(ended, choice, write=_show)
             return 0
         with find_job(arguments.job) as job:
             directory = Path(str(job.status["log_dir"]))
-            if not arguments.follow:
-                show_logs(directory, write=_show, **chosen)
-                return 0
-            follow_logs(
-                directory, has_ended=lambda: job.has_ended, write=_show, **chosen
-            )
+            if arguments.follow:
+                logs.follow_logs(
+                    directory, choice, has_ended=lambda: job.has_ended, write=_show
+                )
+            else:
+                logs.show_logs(directory, choice, write=_show)
     except JobError as error:
         return _fail(str(error), error.exit_code)
     return 0

@@ -24,7 +24,8 @@ from elasticrun.launcher.supervisor.causes import (
     describe,
     explain_kill,
 )
-from elasticrun.launcher.terminal.output import LineReader, Log, log_path
+from elasticrun.launcher.terminal.log_files import Log, log_path
+from elasticrun.launcher.terminal.output import LineReader
 from elasticrun.replicas.wire import Message, WireError
 
 _STACKS = b"(most recent call first)"
@@ -239,7 +240,7 @@ class Generation:
         return member
 
     def _on_line(self, member: Member, line: bytes, *, is_error: bool) -> None:
-        member.log.write(line)
+        member.log.write(line, is_error=is_error)
         member.has_dumped = member.has_dumped or _STACKS in line
         self._audience.on_output(member.rank, line, is_error=is_error)
 

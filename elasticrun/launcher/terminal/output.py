@@ -1,16 +1,11 @@
-"""What replicas print: cut into lines, marked with the rank, shown, and kept."""
+"""What replicas print: cut into lines, marked with the rank, and shown."""
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import re
 from collections.abc import Callable
-from pathlib import Path
-from typing import BinaryIO
-
-from elasticrun.checkpoint.files.recorded import open_plain
 
 _MAX_LINE = 1 << 16
 _READ_BYTES = 1 << 16
@@ -18,8 +13,6 @@ _READ_BYTES = 1 << 16
 _MESSAGE = re.compile(rb"\[[WEF]\d{4} [\d:.]+ (\S+\.cpp:\d+)\]")
 _STACK = re.compile(rb"\s*(frame #\d+: |Exception raised from )")
 _NUM_SHOWN = 3  # Of each, before the others are hidden.
-_FOLDER = re.compile(r"generation-([0-9]{4,})")
-_FILE = re.compile(r"rank-([0-9]+)\.log")
 
 
 class LineReader:
@@ -73,43 +66,6 @@ class LineReader:
         os.close(self._descriptor)
 
 
-class Log:
-    """Appends to a file, and does without it when that fails.
-
-    A full disk must not end a job, which may end well before it prints much more.
-
-    Args:
-        on_failure: Called the first time.
-    """
-
-    def __init__(self, path: Path, on_failure: Callable[[OSError], None]) -> None:
-        self._on_failure: Callable[[OSError], None] | None = on_failure
-        self._file: BinaryIO | None = None
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # The logs of a job may lie where others can plant a link or a pipe.
-            self._file = open(path, "ab", buffering=0, opener=open_plain)  # noqa: SIM115
-        except OSError as error:
-            on_failure(error)
-        except ValueError as error:
-            on_failure(OSError(str(error)))
-
-    def write(self, line: bytes) -> None:
-        """Keep a line if that can be done, also after another one was lost."""
-        try:
-            if self._file is not None:
-                self._file.write(line)
-        except OSError as error:
-            on_failure, self._on_failure = self._on_failure, None
-            if on_failure is not None:
-                on_failure(error)
-
-    def close(self) -> None:
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.close()
-
-
 class Repeats:
     """Knows which lines of one replica the console need not show; its log has all.
 
@@ -132,27 +88,6 @@ class Repeats:
         if count == _NUM_SHOWN:
             return line.rstrip(b"\n") + b" (again; more of these only in its log)\n"
         return b"" if self._is_hiding else line
-
-
-def log_path(log_dir: Path, *, generation: int, rank: int) -> Path:
-    """Return the file that keeps what a replica prints."""
-    return log_dir / f"generation-{generation:04d}" / f"rank-{rank}.log"
-
-
-def find_logs(log_dir: Path) -> dict[int, dict[int, Path]]:
-    """Return the logs by generation and rank, both in their order."""
-    found: dict[int, dict[int, Path]] = {}
-    for folder in log_dir.glob("generation-*"):
-        if match := _FOLDER.fullmatch(folder.name):
-            ranks = {
-                int(file[1]): path
-                for path in folder.iterdir()
-                if (file := _FILE.fullmatch(path.name))
-                and path.is_file()
-                and not path.is_symlink()
-            }
-            found[int(match[1])] = dict(sorted(ranks.items()))
-    return dict(sorted(found.items()))
 
 
 def marked(rank: int, line: bytes) -> str:

@@ -145,7 +145,7 @@ def test_status_says_where_the_job_is(stage: Stage) -> None:
     ended = elasticrun(stage, "status", stage.checkpoints)
     assert re.match(
         r"test: finished after \d+ s\n  ended        [\d: -]+, \d+ s ago\n"
-        r"  position     the end of epoch 1\n  checkpoint   80, in ",
+        r"  position     the end of epoch 1\n  checkpoint   \d+, in ",
         ended.stdout,
     )
     assert ended.stdout.endswith(f"  logs         {stage.checkpoints}/logs\n")

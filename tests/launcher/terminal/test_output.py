@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
-from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticrun.launcher.terminal.output import (
-    LineReader,
-    Log,
-    Repeats,
-    find_logs,
-    log_path,
-    marked,
-)
+from elasticrun.launcher.terminal.output import LineReader, Repeats, marked
 
 # What torch's threads say each second.
 WARNING = (
@@ -80,55 +70,6 @@ def test_who_goes_on_to_print_is_not_waited_for() -> None:
 def test_a_progress_bar_shows_what_it_drew_last() -> None:
     assert marked(3, b"10%|#\r50%|##\n") == "[3] 50%|##"
     assert marked(0, b"\xff\n") == "[0] \N{REPLACEMENT CHARACTER}"
-
-
-def test_a_log_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    errors: list[OSError] = []
-    for folder, name in ((tmp_path / "file", "rank-0.log"), (tmp_path, "full")):
-        log = Log(folder / "generation-0000" / name, errors.append)
-        log.write(b"line\n")
-        log.close()
-    assert [type(error) for error in errors] == [NotADirectoryError]
-    full = Log(tmp_path / "rank-1.log", errors.append)
-    full.close()
-    full._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
-    full.write(b"line\n")
-    full.write(b"line\n")
-    full.close()
-    assert [error.errno for error in errors[1:]] == [errno.ENOSPC]
-
-
-def test_a_planted_link_or_pipe_is_not_followed(tmp_path: Path) -> None:
-    """Neither by what is printed, nor by who reads it."""
-    outside = tmp_path / "outside"
-    outside.write_text("of somebody else\n")
-    errors: list[OSError] = []
-    for rank, plant in enumerate((lambda path: path.symlink_to(outside), os.mkfifo)):
-        path = log_path(tmp_path, generation=0, rank=rank)
-        path.parent.mkdir(exist_ok=True)
-        plant(path)
-        log = Log(path, errors.append)
-        log.write(b"line\n")
-        log.close()
-    assert outside.read_text() == "of somebody else\n"
-    assert "is a link, not a plain file" in str(errors[0])
-    assert len(errors) == 2
-    assert find_logs(tmp_path) == {0: {}}
-
-
-def test_logs_are_appended_and_found_in_order(tmp_path: Path) -> None:
-    for generation, rank in ((10, 0), (2, 11), (2, 3), (2, 3)):
-        path = log_path(tmp_path, generation=generation, rank=rank)
-        log = Log(path, pytest.fail)
-        log.write(b"line\n")
-        log.close()
-    found = find_logs(tmp_path)
-    assert [(g, list(ranks)) for g, ranks in found.items()] == [
-        (2, [3, 11]),
-        (10, [0]),
-    ]
-    assert found[2][3].read_bytes() == b"line\nline\n"
 
 
 def test_a_warning_of_each_second_is_shown_three_times() -> None:
