@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -124,26 +125,30 @@ class LogReader:
     def _open_at(self, path: Path) -> None:
         self._file = open(path, "rb", opener=open_plain)  # noqa: SIM115
         self._marks_path = _marks_of(path)
+        self._marks_read = 0
+        self._marks: deque[tuple[int, ...]] = deque()
+        self._mark: tuple[int, ...] = (0, 0, 0)
 
     def _rest(self) -> Iterator[Line]:
         start, end = self._file.tell(), os.fstat(self._file.fileno()).st_size
-        marks = self._marks()  # Each was written before what it is of.
-        number = 0
+        if start < end:
+            self._read_marks()  # Each was written before what it is of.
         while start < end and (text := self._file.readline()).endswith(b"\n"):
-            while number < len(marks) and marks[number][0] <= start:
-                number += 1
-            _, second, is_error = marks[number - 1] if number else (0, 0, 0)
+            while self._marks and self._marks[0][0] <= start:
+                self._mark = self._marks.popleft()
             start += len(text)
-            yield Line(text, second, bool(is_error))
+            yield Line(text, self._mark[1], bool(self._mark[2]))
         self._file.seek(start)
 
-    def _marks(self) -> list[tuple[int, ...]]:
-        try:
-            lines = self._marks_path.read_bytes().splitlines(keepends=True)
-        except OSError:
-            return []
-        whole = (line.split() for line in lines if line.endswith(b"\n"))
-        return [tuple(map(int, each)) for each in whole if len(each) == 3]
+    def _read_marks(self) -> None:
+        """Read the marks that have come since the last time."""
+        with contextlib.suppress(OSError), open(self._marks_path, "rb") as file:
+            file.seek(self._marks_read)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._marks_read += len(line)
+                self._marks.append(tuple(map(int, line.split())))
 
 
 def _open_to_append(path: Path) -> BinaryIO:
