@@ -25,7 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     _open_standard_streams()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    parser = _make_parser(arguments[0] if arguments else "")
+    # A function's options are all given by who calls it.
+    has_settings = arguments[1:2] != ["--function"]
+    parser = _make_parser(arguments[0] if arguments else "", has_settings=has_settings)
     if not arguments:
         parser.print_help(sys.stderr)
         return USAGE
@@ -52,7 +54,8 @@ def _open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
-def _make_parser(chosen: str) -> argparse.ArgumentParser:
+def _make_parser(chosen: str, *, has_settings: bool = False) -> argparse.ArgumentParser:
+    """Return the parser; that of `run` with what the project has settled, if it may."""
     parser = _Parser(prog="elasticrun", description=_DESCRIPTION)
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -64,13 +67,16 @@ def _make_parser(chosen: str) -> argparse.ArgumentParser:
         ("run", "start a script's replicas, and keep the job alive", _add_run),
         ("scale", "change the number of replicas of a running job", _add_scale),
         ("status", "show the running jobs", _add_status),
-        ("stop", "save and end a running job", _add_job),
+        ("stop", "save and end a running job", _add_stop),
         ("leave", "save and end on this node; the others go on", _add_job),
+        ("wait", "wait until a job has ended, and end with its exit code", _add_job),
         ("logs", "show what replicas printed", _add_logs),
     ):
         command = add(name, text)
         add_arguments(command)
         command.set_defaults(run=_lazily("elasticrun.launcher.commands", name))
+        if name == chosen == "run" and has_settings:
+            _take_project_settings(command)
     _add_checkpoints(commands)
     for name, package, text, add_name, main_name in (
         ("lint", "lint", "find what a restart would break", "add_arguments", "main"),
@@ -87,6 +93,12 @@ def _make_parser(chosen: str) -> argparse.ArgumentParser:
             getattr(module, add_name)(command)
             command.set_defaults(run=getattr(module, main_name))
     return parser
+
+
+def _take_project_settings(parser: argparse.ArgumentParser) -> None:
+    from elasticrun.launcher.project import take_settings
+
+    take_settings(parser)
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
@@ -131,6 +143,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--scale-by", metavar="efficiency:SHARE|COMMAND",
         help="the most replicas that are worth SHARE of one each, or what a command "
         "prints that gets their table as JSON; within --replicas MIN:MAX")  # fmt: skip
+    add("-q", "--quiet", action="store_true",
+        help="show what the launcher says, and keep what replicas print in the "
+        "logs")  # fmt: skip
     add("--on-event", metavar="COMMAND",
         help="run it at each start, crash, rescue, restart, rescaling, stop and end of "
         "the job, with what is known of it as JSON on its standard input")  # fmt: skip
@@ -149,8 +164,15 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_scale(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("replicas", type=int, metavar="N")
+    parser.add_argument("replicas", metavar="N|+N|-N",
+        help="how many; or how many more or fewer than now")  # fmt: skip
     _add_job(parser)
+
+
+def _add_stop(parser: argparse.ArgumentParser) -> None:
+    _add_job(parser)
+    parser.add_argument("--now", action="store_true",
+        help="end it at once, and do not save")  # fmt: skip
 
 
 def _add_status(parser: argparse.ArgumentParser) -> None:

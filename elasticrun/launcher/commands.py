@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +15,7 @@ from pathlib import Path
 from elasticrun.checkpoint.events import local_directory
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.remote import storage_at
-from elasticrun.errors import USAGE, CheckpointError
+from elasticrun.errors import REFUSED, USAGE, CheckpointError
 from elasticrun.launcher import environment
 from elasticrun.launcher.jobs import find_known_job, status_of_ended
 from elasticrun.launcher.options import (
@@ -38,7 +40,7 @@ from elasticrun.launcher.talk.client import (
     find_job,
     find_jobs,
 )
-from elasticrun.launcher.terminal.screen import only_colours
+from elasticrun.launcher.terminal.screen import coloured_by_rank, only_colours
 from elasticrun.launcher.terminal.status_table import render, render_ended
 
 
@@ -103,6 +105,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         nodes=nodes,
         notice=arguments.notice,
         scale_by=arguments.scale_by,
+        is_quiet=arguments.quiet,
         on_event=arguments.on_event,
     )
 
@@ -152,12 +155,37 @@ def _program(arguments: argparse.Namespace) -> Program:
 
 def scale(arguments: argparse.Namespace) -> int:
     """Change the number of replicas, and wait until they train."""
-    return _follow(arguments, lambda job: job.scale(arguments.replicas))
+    text = arguments.replicas
+    if not re.fullmatch(r"[+-]?\d+", text):
+        return _fail(f"{text!r} is no number of replicas: give N, +N or -N", USAGE)
+
+    def ask(job: JobConnection) -> Iterator[str]:
+        before = 0 if text.isdecimal() else int(job.status["target"])
+        return job.scale(before + int(text))
+
+    return _follow(arguments, ask)
 
 
 def stop(arguments: argparse.Namespace) -> int:
-    """Save and end a job, and wait for its end."""
-    return _follow(arguments, JobConnection.stop)
+    """End a job, saved unless that is not wanted, and wait for its end."""
+    return _follow(arguments, lambda job: job.stop(is_now=arguments.now))
+
+
+def wait(arguments: argparse.Namespace) -> int:
+    """Wait for the end of a job; return its exit code."""
+    try:
+        known = find_known_job(arguments.job)
+        if known.status is not None:
+            # It may have ended just now.
+            with contextlib.suppress(JobError), find_job(known.pid) as job:
+                job.wait()
+        code = status_of_ended(known)["code"]
+    except JobError as error:
+        return _fail(str(error), error.exit_code)
+    if code is None:
+        return _fail(f"{known.name} ended without a word", REFUSED)
+    _say(f"{known.name} ended with exit code {code}")
+    return int(code)
 
 
 def leave(arguments: argparse.Namespace) -> int:
@@ -293,7 +321,10 @@ def _write(text: str) -> None:
 
 def _show(text: str) -> None:
     """Write what a replica printed, which may do no more to a terminal than colour."""
-    _write(only_colours(text) if sys.stdout.isatty() else text)
+    if sys.stdout.isatty():
+        text = only_colours(text)
+        text = coloured_by_rank(text) if environment.has_colours() else text
+    _write(text)
 
 
 def _note(text: str) -> None:

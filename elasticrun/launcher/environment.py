@@ -118,6 +118,11 @@ def of_rendezvous() -> dict[str, str]:
     }
 
 
+def has_colours() -> bool:
+    """Return whether the user has nothing against colours (https://no-color.org)."""
+    return not os.environ.get("NO_COLOR")
+
+
 def socket_directory() -> Path:
     """Return where this user's launchers listen.
 

@@ -16,7 +16,7 @@ _SECONDS = 30.0  # what a job that is already over waits for the linter
 
 
 class Linting:
-    """Shows as warnings what the linter is sure of; never keeps the job from training.
+    """Shows what the linter finds but hints; never keeps the job from training.
 
     The linter runs beside replicas that import torch meanwhile, so nobody waits for it.
     It says all at its end.
@@ -67,12 +67,11 @@ class Linting:
             )
             return
         findings: list[dict[str, Any]] = report["findings"]
-        errors = [each for each in findings if each["severity"] == "E"]
-        for each in errors:
+        for each in findings:
             where = f"{each['path']}:{each['line']}:{each['column']}"
             self._console.event(f"warning: {where}: {each['code']} {each['message']}")
-        if errors:
-            codes = " ".join(sorted({each["code"] for each in errors}))
+        if findings:
+            codes = " ".join(sorted({each["code"] for each in findings}))
             self._console.event(
                 f"`elasticrun rule {codes}` explains; --no-lint does without"
             )

@@ -18,9 +18,10 @@ CLEANING_SECONDS = 5.0  # torch's waits for two after the end of who used it.
 _LOOK_SECONDS = 0.02
 _TRACKER = b"resource_tracker import main"  # Also of libraries that copy it.
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _LINE = re.compile(r"^(\w+):?\s+(\d+)", re.MULTILINE)
-_PARENT, _GROUP, _SESSION = 1, 2, 3  # Fields of `_stat`.
+_PARENT, _GROUP, _SESSION, _ARGUMENTS = 1, 2, 3, 45  # Fields of `_stat`.
 
 
 def die_with_parent(parent: int) -> None:
@@ -28,6 +29,22 @@ def die_with_parent(parent: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def call_this_process(name: str) -> None:
+    """Have `ps` and `top` show a name in the place of what this process was started by.
+
+    Of a fork that is the forkserver's command line. What does not fit is cut off; where
+    the kernel does not say where that is, it stays.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        _prctl(_PR_SET_NAME, name.encode()[:15])
+        # Behind the process's name, which may hold anything: the 48th and 49th fields.
+        fields = _stat(os.getpid())
+        begin, end = int(fields[_ARGUMENTS]), int(fields[_ARGUMENTS + 1])
+        if 0 < begin < end:
+            size = end - begin
+            ctypes.memmove(begin, name.encode()[: size - 1].ljust(size, b"\0"), size)
 
 
 def outlive_parent() -> None:
@@ -271,8 +288,9 @@ def _read(pid: int, name: str) -> bytes:
     return b""
 
 
-def _prctl(option: int, value: int) -> None:
+def _prctl(option: int, value: int | bytes) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+    given = value if isinstance(value, bytes) else ctypes.c_ulong(value)
+    if libc.prctl(option, given, 0, 0, 0) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"prctl({option}): {os.strerror(code)}")

@@ -86,16 +86,26 @@ def read_options(path: Path | None) -> LintOptions:
     """
     if path is None:
         return LintOptions()
+    return _options(read_table(path, "lint"), path)._replace(root=path.parent)
+
+
+def read_table(path: Path, *keys: str) -> dict[str, Any]:
+    """Return what stands under [tool.elasticrun], or under a key of it.
+
+    Raises:
+        ConfigurationError: The file cannot be read.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} cannot be read: {error}.") from error
+    names = ("tool", "elasticrun", *keys)
     if "elasticrun" not in text:
-        return LintOptions()
-    table: Any = _parse(text, path)
-    for key in ("tool", "elasticrun", "lint"):
+        return {}
+    table: Any = _parse(text, path, section=f"[{'.'.join(names)}]")
+    for key in names:
         table = table.get(key, {}) if isinstance(table, dict) else {}
-    return _options(table, path)._replace(root=path.parent)
+    return table if isinstance(table, dict) else {}
 
 
 def _options(table: dict[str, Any], path: Path) -> LintOptions:
@@ -125,18 +135,19 @@ def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
-def _parse(text: str, path: Path) -> Any:
+def _parse(text: str, path: Path, *, section: str) -> Any:
     if sys.version_info >= (3, 11):
         import tomllib as toml
     else:
         try:
             import tomli as toml
         except ImportError:
-            if "[tool.elasticrun.lint]" not in text:
+            if section not in text:
                 return {}
             raise ConfigurationError(
-                f"{path} has settings for the linter, and Python 3.10 cannot read "
-                "TOML. Install tomli, use Python 3.11 or later, or pass --isolated."
+                f"{path} has settings for elasticrun, and Python 3.10 cannot read "
+                "TOML. Install tomli, use Python 3.11 or later, or pass --isolated to "
+                "the linter."
             ) from None
     try:
         return toml.loads(text)

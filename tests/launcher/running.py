@@ -266,7 +266,7 @@ def check_trains(stage: Stage) -> None:
 
 
 def scaled(
-    job: Running, size: int, *name: object, held: int = 0
+    job: Running, size: int | str, *name: object, held: int = 0
 ) -> subprocess.CompletedProcess[str]:
     """Have a job rescaled whose generation is held."""
     job.stage.mark(f"stop-{held}")

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from elasticrun.checkpoint.events import read_events
-from tests.launcher.running import run, running, scaled
+from tests.launcher.running import (
+    ELASTICRUN,
+    elasticrun,
+    run,
+    running,
+    scaled,
+    variables,
+)
 from tests.support.stage import Stage
 
 pytestmark = pytest.mark.slow
@@ -32,7 +42,7 @@ def test_a_crash_is_kept_and_told_with_its_error(stage: Stage) -> None:
     # One that is slow, and one that has ended before it reads, disturb nobody.
     command = "test -e told && echo >> told; cat >> told; sleep 0.1; exit 3"
     options = ["--replicas", 2, "--save-interval", 0, "--on-event", command]
-    job = run(stage, *options, "--", "--at", "0:1:5:raise")
+    job = run(stage, "--quiet", *options, "--", "--at", "0:1:5:raise")
     events = events_of(stage)
     kinds = [event["event"] for event in events if event["event"] != "checkpoint"]
     expected = ["start", "begin", "leave", "crash", "restart", "begin", "leave", "end"]
@@ -44,6 +54,11 @@ def test_a_crash_is_kept_and_told_with_its_error(stage: Stage) -> None:
     assert crash["error"] == "rank 1 raised ValueError: the loss is not a number"
     assert crash["trace"].endswith("ValueError: the loss is not a number\n")
     assert f"elasticrun: {restart['text']}\n" in job.events
+    assert (job.output, "[1] " in job.events) == ("", False)
+    assert (
+        "[1] [rank1]: Traceback"
+        in elasticrun(stage, "logs", "checkpoints", "--since", "1d").stdout
+    )
     assert (end["code"], end["text"]) == (0, job.events.split("elasticrun: ")[-1][:-1])
     begun = [event for event in events if event["event"] == "begin"]
     assert [each["world_size"] for each in begun] == [2, 2]
@@ -52,14 +67,26 @@ def test_a_crash_is_kept_and_told_with_its_error(stage: Stage) -> None:
 
 def test_a_rescaling_and_a_stop_are_kept(stage: Stage) -> None:
     holds = ["--hold", "0:9", "--hold", "1:19"]
-    with running(stage, "--replicas", 1, "--", *holds) as job:
+    with ExitStack() as stack:
+        job = stack.enter_context(running(stage, "--replicas", 1, "--", *holds))
         job.wait_until_held(0, 1)
-        assert scaled(job, 2).returncode == 0
+        assert scaled(job, "+1").returncode == 0
         job.wait_until_held(1, 2)
+        waiting = subprocess.Popen(
+            [*ELASTICRUN, "wait", str(stage.checkpoints)],
+            env=variables(stage),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        stack.enter_context(waiting)
         job.process.terminate()
         job.wait_until_said("SIGTERM: saving")
         stage.mark("stop-1")
         assert job.wait() == 143
+        assert waiting.communicate()[0] == "test ended with exit code 143\n"
+        assert waiting.returncode == 143
+    again = elasticrun(stage, "wait", stage.checkpoints)
+    assert (again.returncode, again.stdout) == (143, "test ended with exit code 143\n")
     by_kind = {event["event"]: event for event in events_of(stage)}
     rescaling = by_kind["rescaling"]
     assert (rescaling["replicas"], rescaling["target"]) == (1, 2)
@@ -67,3 +94,18 @@ def test_a_rescaling_and_a_stop_are_kept(stage: Stage) -> None:
     assert by_kind["leave"]["code"] == 75
     assert by_kind["end"]["code"] == 143
     assert "checkpoint 2 is saved" in by_kind["end"]["text"]
+
+
+def test_a_stop_now_saves_nothing(stage: Stage) -> None:
+    with running(stage, "--replicas", 1, "--", "--hold", "0:9") as job:
+        job.wait_until_held(0, 1)
+        assert (
+            Path(f"/proc/{job.pid_of(0, 0)}/cmdline")
+            .read_bytes()
+            .startswith(b"rank 0 of program.py (elasticrun)\0")
+        )
+        stopped = job.ask("stop", "--now")
+        assert (stopped.returncode, stopped.stdout) == (0, "ending at once\nended\n")
+        assert job.wait() == 75
+    assert stage.committed() == []
+    assert "the stop command again: ending at once" in job.events

@@ -15,7 +15,10 @@ from tests.support.stage import Stage
 WRONG = "".join(
     f"    {line}\n" for line in (PRELUDE + PAGES["ER104"].wrong).splitlines()
 )
-SCRIPT = f"def main(train_set, valid_set, step, evaluate):\n{WRONG}\nprint('trained')\n"
+ARGUMENTS = "train_set, valid_set, step, evaluate"
+SCRIPT = (
+    f"def main({ARGUMENTS}):\n    open('log.txt', 'w')\n{WRONG}\nprint('trained')\n"
+)
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ def script(stage: Stage) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--no-lint",)])
-def test_errors_are_shown_as_warnings(
+def test_errors_and_warnings_are_shown(
     stage: Stage, script: Path, options: tuple[str, ...]
 ) -> None:
     start = ["--replicas", 1, *WITHOUT_TORCH]
@@ -37,7 +40,8 @@ def test_errors_are_shown_as_warnings(
     line = SCRIPT.splitlines().index('        with open("log.csv", "a") as file:') + 1
     warning = f"elasticrun: warning: {script}:{line}:14: ER104 file appended in zone B"
     assert (warning in job.events) == (not options)
-    assert ("`elasticrun rule ER104` explains" in job.events) == (not options)
+    assert (f"warning: {script}:2:5: ER113 open above" in job.events) == (not options)
+    assert ("`elasticrun rule ER104 ER113` explains" in job.events) == (not options)
 
 
 LATE = """

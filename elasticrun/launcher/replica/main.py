@@ -128,6 +128,7 @@ def _prepare_process(order: Message, changed: environment.Changes) -> None:
     environment.apply_changes(changed, but=order["own_variables"])
     sys.path[:0] = order["path"]
     sys.argv = list(order["argv"])
+    _show_rank(order)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     numpy: Any = sys.modules.get("numpy")
@@ -138,12 +139,19 @@ def _prepare_process(order: Message, changed: environment.Changes) -> None:
         torch.set_num_threads(order["num_threads"])
 
 
+def _show_rank(order: Message) -> None:
+    """Let `ps` show the rank, and what is run."""
+    name = os.path.basename(order["argv"][0])
+    processes.call_this_process(f"rank {order['rank']} of {name} (elasticrun)")
+
+
 def _take_up(order: Message, begun: Message) -> None:
     """Add to the order what was not known when it was sent: generation and ranks."""
     known = order["environment"].items()
     new = dict(begun["environment"].items() - known)
     environment.apply_changes(new, but=())
     order.update(begun)
+    _show_rank(order)
 
 
 def _serve_store(order: Message, listeners: list[int]) -> Any:

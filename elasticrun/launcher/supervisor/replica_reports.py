@@ -18,6 +18,7 @@ class ReplicaReports:
 
     Args:
         crashes: To whom it matters whether a batch was trained.
+        is_quiet: Whether the user is not shown what replicas print.
 
     Attributes:
         on_ready: Called with the generation when all its replicas here have made
@@ -30,7 +31,9 @@ class ReplicaReports:
         last_output_at: When that was, in seconds since 1970.
     """
 
-    def __init__(self, console: Console, crashes: CrashBook) -> None:
+    def __init__(
+        self, console: Console, crashes: CrashBook, *, is_quiet: bool = False
+    ) -> None:
         self.on_ready: list[Callable[[Generation], None]] = []
         self.on_trained: list[Callable[[Generation], None]] = []
         self.on_message: list[Callable[[str, bool], None]] = []
@@ -39,6 +42,7 @@ class ReplicaReports:
         self.last_output_at = 0.0
         self._console = console
         self._crashes = crashes
+        self._is_quiet = is_quiet
         self._repeats: dict[int, Repeats] = {}
         self._generation: Generation | None = None
         self._is_known_ready = False
@@ -65,7 +69,8 @@ class ReplicaReports:
             line = self._repeats.setdefault(rank, Repeats()).filtered(line)
         if line:
             text = marked(rank, line)
-            self._console.output(text, is_error=is_error)
+            if not self._is_quiet:
+                self._console.output(text, is_error=is_error)
             if line.strip():
                 self.last_output, self.last_output_at = text[:_LONGEST], time.time()
 

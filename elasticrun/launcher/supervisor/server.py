@@ -82,14 +82,19 @@ class Server:
         if kind == "status":
             return self._book.status()
         if kind == "stop":
-            self._supervisor.stop("the stop command", STOPPED, is_for_all=True)
-            self._stopping.append(channel)
-            return {"text": "saving and ending"}
+            return self._stop(channel, is_now=request.get("is_now") is True)
         if kind == "leave":
             return self._leave(channel)
         if kind == "scale":
             return self._scale(request.get("replicas"), channel)
         return {"error": f"{kind!r} is no request: status, scale, stop or leave is"}
+
+    def _stop(self, channel: Channel, *, is_now: bool) -> Message:
+        self._stopping.append(channel)
+        for _ in range(1 + is_now):  # The second time it ends at once.
+            if self._supervisor.exit_code is None:
+                self._supervisor.stop("the stop command", STOPPED, is_for_all=True)
+        return {"text": "ending at once" if is_now else "saving and ending"}
 
     def _leave(self, channel: Channel) -> Message:
         if self._supervisor.nodes.is_needed and self._supervisor.options.nodes:

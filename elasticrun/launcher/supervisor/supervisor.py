@@ -93,7 +93,7 @@ class Supervisor:
         newest = directory.newest_checkpoint(options.checkpoint_dir)
         self.crashes = CrashBook(options.max_restarts, newest_at_start=newest)
         self.judge = Judge(options, console, self.crashes)
-        self.reports = ReplicaReports(console, self.crashes)
+        self.reports = ReplicaReports(console, self.crashes, is_quiet=options.is_quiet)
         self._console = console
         self._phase = Phase.GATHERING
         self._stop = Stop.NONE  # Why the generation was asked to exit, until the next.

@@ -74,25 +74,34 @@ class JobConnection:
             answer = self._take("the job ended before it was rescaled")
             yield answer["text"]
 
-    def stop(self) -> Iterator[str]:
+    def stop(self, *, is_now: bool = False) -> Iterator[str]:
         """Save and end; yield what happens, until the launcher has ended.
 
+        Args:
+            is_now: Do not save.
+
         Raises:
-            JobError: It ended without saving what was trained.
+            JobError: It ended without saving what was trained, and was to.
         """
-        return self._end("stop")
+        return self._end("stop", is_now=is_now)
+
+    def wait(self) -> None:
+        """Wait until the launcher hangs up, as it does when it ends."""
+        self._channel.connection.settimeout(None)
+        while self._channel.receive_one() is not None:
+            continue
 
     def leave(self) -> Iterator[str]:
         """Save and end on this node, as `stop` does on all."""
         return self._end("leave")
 
-    def _end(self, request: str) -> Iterator[str]:
-        yield self._ask({"type": request})["text"]
+    def _end(self, request: str, *, is_now: bool = False) -> Iterator[str]:
+        yield self._ask({"type": request, "is_now": is_now})["text"]
         self._channel.connection.settimeout(None)
         problem = ""
         while (message := self._channel.receive_one()) is not None:
             problem = str(message.get("error", ""))
-        if problem:
+        if problem and not is_now:
             raise JobError(problem, exit_code=REFUSED)
         yield "ended"
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from elasticrun.launcher import environment
 from elasticrun.launcher.terminal.screen import Screen, StatusLineScreen
 
 _MOST_BYTES = 8 << 20
@@ -156,6 +157,8 @@ class Console:
 def open_console() -> Console:
     """Return one for a terminal, or else for files."""
     has_status_line = sys.stderr.isatty()
+    kind = StatusLineScreen if has_status_line else Screen
     return Console(
-        StatusLineScreen if has_status_line else Screen, has_status_line=has_status_line
+        lambda: kind(has_colours=environment.has_colours()),
+        has_status_line=has_status_line,
     )

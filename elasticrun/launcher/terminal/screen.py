@@ -16,6 +16,8 @@ _SEQUENCES = re.compile(
     r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+_RANK = re.compile(r"\A\[(\d+)\]")
+_COLOURS = 36, 33, 35, 32, 34, 96, 93, 95  # Of those that are no alarm: no red.
 _NO_COLOUR = "\x1b[0m"
 
 
@@ -52,10 +54,17 @@ class Stream:
 
 
 class Screen:
-    """Plain lines: events to stderr, what replicas print to where they did."""
+    """Plain lines: events to stderr, what replicas print to where they did.
 
-    def __init__(self, out: int = 1, err: int = 2) -> None:
+    Args:
+        has_colours: Whether a terminal shows ranks in colours.
+    """
+
+    def __init__(
+        self, out: int = 1, err: int = 2, *, has_colours: bool = False
+    ) -> None:
         self._out, self._err = Stream(out), Stream(err)
+        self._has_colours = has_colours
 
     def event(self, text: str) -> None:
         self._write(self._err, f"elasticrun: {text}\n")
@@ -65,7 +74,10 @@ class Screen:
             self._write(self._err, line + "\n")
 
     def output(self, text: str, *, is_error: bool) -> None:
-        self._write(self._err if is_error else self._out, text + "\n")
+        stream = self._err if is_error else self._out
+        if self._has_colours and stream.isatty():
+            text = coloured_by_rank(text)
+        self._write(stream, text + "\n")
 
     def show_status(self, text: str) -> None:
         """Show where the job is; only a terminal can."""
@@ -80,8 +92,10 @@ class Screen:
 class StatusLineScreen(Screen):
     """Keeps one line at the bottom of the terminal: where the job is."""
 
-    def __init__(self, out: int = 1, err: int = 2) -> None:
-        super().__init__(out, err)
+    def __init__(
+        self, out: int = 1, err: int = 2, *, has_colours: bool = False
+    ) -> None:
+        super().__init__(out, err, has_colours=has_colours)
         self._line = ""
 
     def show_status(self, text: str) -> None:
@@ -114,6 +128,13 @@ class StatusLineScreen(Screen):
             return os.get_terminal_size(self._err.fileno()).columns or 80
         except OSError:  # It is no terminal any more.
             return 80
+
+
+def coloured_by_rank(text: str) -> str:
+    """Return a line with the rank at its beginning in a colour of that rank."""
+    return _RANK.sub(
+        lambda m: f"\x1b[{_COLOURS[int(m[1]) % len(_COLOURS)]}m{m[0]}{_NO_COLOUR}", text
+    )
 
 
 def only_colours(text: str) -> str:

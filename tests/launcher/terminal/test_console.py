@@ -16,8 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from elasticrun.launcher import environment
 from elasticrun.launcher.terminal.console import Console
-from elasticrun.launcher.terminal.screen import Screen, StatusLineScreen, only_colours
+from elasticrun.launcher.terminal.screen import (
+    Screen,
+    StatusLineScreen,
+    Stream,
+    only_colours,
+)
 from tests.launcher.running import (
     ELASTICRUN,
     WITHOUT_TORCH,
@@ -116,6 +122,31 @@ def test_a_terminal_gets_whole_paths_and_nothing_but_colours(
     assert f"[job] :smile: in {path}" in text
     assert "\x1b[31mred not\x1b[0m" in text
     assert "title" not in text
+
+
+@pytest.mark.parametrize("kind", [Screen, StatusLineScreen])
+def test_ranks_have_colours_on_a_terminal_only(
+    kind: type[Screen], tmp_path: Path
+) -> None:
+    screen, terminal = on_terminal(kind)
+    screen._has_colours = True
+    with (tmp_path / "file").open("wb") as file:
+        screen._out = Stream(file.fileno())
+        for rank in (0, 1, 8):
+            screen.output(f"[{rank}] loss [2]", is_error=rank > 0)
+    screen.close()
+    assert (tmp_path / "file").read_text() == "[0] loss [2]\n"
+    text = terminal.close()
+    assert "\x1b[33m[1]\x1b[0m loss [2]" in text
+    assert "\x1b[36m[8]\x1b[0m loss [2]" in text
+
+
+@pytest.mark.parametrize(("value", "expected"), [("", True), ("1", False)])
+def test_who_wants_no_colours_says_so(
+    monkeypatch: pytest.MonkeyPatch, value: str, expected: bool
+) -> None:
+    monkeypatch.setenv("NO_COLOR", value)
+    assert environment.has_colours() == expected
 
 
 def test_the_line_that_lives_fits_the_terminal() -> None:
