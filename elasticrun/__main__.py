@@ -25,12 +25,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     _open_standard_streams()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    # A function's options are all given by who calls it.
-    has_settings = arguments[1:2] != ["--function"]
-    parser = _make_parser(arguments[0] if arguments else "", has_settings=has_settings)
+    parser = _make_parser(arguments[0] if arguments else "")
     if not arguments:
         parser.print_help(sys.stderr)
         return USAGE
+    # A function's options are all given by who calls it.
+    if arguments[0] == "run" and arguments[1:2] != ["--function"]:
+        from elasticrun.launcher.project import words_of_project
+
+        arguments[1:1] = words_of_project(parser)
     options = parser.parse_args(arguments)
     try:
         return int(options.run(options))
@@ -54,8 +57,7 @@ def _open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
-def _make_parser(chosen: str, *, has_settings: bool = False) -> argparse.ArgumentParser:
-    """Return the parser; that of `run` with what the project has settled, if it may."""
+def _make_parser(chosen: str) -> argparse.ArgumentParser:
     parser = _Parser(prog="elasticrun", description=_DESCRIPTION)
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -75,8 +77,6 @@ def _make_parser(chosen: str, *, has_settings: bool = False) -> argparse.Argumen
         command = add(name, text)
         add_arguments(command)
         command.set_defaults(run=_lazily("elasticrun.launcher.commands", name))
-        if name == chosen == "run" and has_settings:
-            _take_project_settings(command)
     _add_checkpoints(commands)
     for name, package, text, add_name, main_name in (
         ("lint", "lint", "find what a restart would break", "add_arguments", "main"),
@@ -93,12 +93,6 @@ def _make_parser(chosen: str, *, has_settings: bool = False) -> argparse.Argumen
             getattr(module, add_name)(command)
             command.set_defaults(run=getattr(module, main_name))
     return parser
-
-
-def _take_project_settings(parser: argparse.ArgumentParser) -> None:
-    from elasticrun.launcher.project import take_settings
-
-    take_settings(parser)
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:

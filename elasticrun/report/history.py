@@ -82,10 +82,20 @@ class History:
         self.unit = "samples"
         self._cause: Event = {}
         self._samples_at: dict[int, tuple[int, float]] = {}  # By checkpoint.
+        takers = {
+            "start": self._on_start,
+            "begin": self._on_begin,
+            "progress": self._on_progress,
+            "checkpoint": self._on_checkpoint,
+            "rescaling": self._on_rescaling,
+            "leave": self._on_leave,
+            "crash": self._on_crash,
+            "restart": self._on_restart,
+            "end": self._on_end,
+        }
         for event in events:
-            take = getattr(self, f"_on_{event['event']}", None)
-            if take is not None:
-                take(event)
+            if event["event"] in takers:
+                takers[event["event"]](event)
 
     def _newest(self, event: Event) -> Generation | None:
         """Return the generation that an event is of, unless another one has begun."""

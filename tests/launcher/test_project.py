@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from elasticrun.__main__ import _make_parser
+from elasticrun.launcher.project import words_of_project
 
 
 def parsed(*words: str) -> argparse.Namespace:
-    parser = _make_parser("run", has_settings=True)
-    return parser.parse_args(["run", *words, "train.py"])
+    parser = _make_parser("run")
+    return parser.parse_args(["run", *words_of_project(parser), *words, "train.py"])
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_variables_go_before_settings(
 
 @pytest.mark.parametrize(
     "line",
-    ["replica = 4", "fresh = true", "no-lint = 1", "replicas = true", 'start = "x"'],
+    ["replica-count = 4", "fresh = true", "notify = true", "replicas = [4]"],
 )
 def test_what_is_no_option_is_refused(
     project: Path, capsys: pytest.CaptureFixture[str], line: str
@@ -68,6 +69,18 @@ def test_what_is_no_option_is_refused(
     said = " ".join(capsys.readouterr().err.split())
     assert f"[tool.elasticrun] {line.split()[0]} =" in said
     assert "replicas = 4" in said
+
+
+@pytest.mark.parametrize("line", ['start = "x"', "replicas = true", "quiet = 1"])
+def test_what_no_option_may_be_is_refused_as_on_the_command_line(
+    project: Path, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    project.write_text(f"[tool.elasticrun]\n{line}\n")
+    with pytest.raises(SystemExit) as ended:
+        parsed()
+    assert ended.value.code == 2
+    option = "-q/--quiet" if "quiet" in line else f"--{line.split()[0]}"
+    assert f"argument {option}: " in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_toml_is_refused(
