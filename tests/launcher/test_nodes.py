@@ -9,12 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
 import torch
 
+from elasticrun.checkpoint.events import read_events
 from elasticrun.testing import run_generation
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import (
@@ -67,13 +69,20 @@ def test_two_nodes_train_one_job_to_its_end(stage: Stage, start: Start) -> None:
     assert sizes(stage) == {0: 3}
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
     logs = stage.checkpoints / "logs" / "generation-0000"
-    assert sorted(path.name for path in logs.iterdir()) == [
-        f"rank-{rank}.log" for rank in range(3)
-    ]
-    for path in logs.iterdir():
+    kept = sorted(logs.glob("*.log"))
+    assert [path.name for path in kept] == [f"rank-{rank}.log" for rank in range(3)]
+    for path in kept:
         rank = path.stem.removeprefix("rank-")
         where = f"elasticrun: rank {rank} runs on node [01] [(]{host}[)]\n"
         assert re.match(where, path.read_text())
+    # Both tell of their starts, and one of all else.
+    kinds = Counter(event["event"] for event in read_events(stage.checkpoints))
+    assert {kind: kinds[kind] for kind in ("start", "begin", "leave", "end")} == {
+        "start": 2,
+        "begin": 1,
+        "leave": 1,
+        "end": 1,
+    }
     again = start(*options, nodes="2")
     assert again.wait() == 0
     assert "test is finished" in again.events

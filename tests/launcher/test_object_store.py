@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticrun.checkpoint.events import local_directory
+from elasticrun.checkpoint.events import local_directory, read_events
 from elasticrun.checkpoint.storage.claim import Claim
 from elasticrun.checkpoint.storage.lock import OwnerProcess
 from elasticrun.checkpoint.storage.place import RemotePath
@@ -43,7 +43,12 @@ def test_a_job_is_killed_rescaled_and_finished(stage: Stage, bucket: Bucket) -> 
     assert (last["generation"], last["world_size"]) == (2, 1)
     # What only the launcher needs is on this machine, what others need is not.
     (local,) = stage.root.glob("digits-launcher-*")
-    assert sorted(path.name for path in local.iterdir()) == ["launcher.lock", "logs"]
+    assert sorted(path.name for path in local.iterdir()) == [
+        *("events.jsonl", "launcher.lock", "logs")
+    ]
+    kinds = {event["event"] for event in read_events(local)}
+    assert kinds >= {"start", "begin", "checkpoint", "crash", "rescaling", "end"}
+    assert elasticrun(stage, "status", bucket.url).stdout.startswith("test: finished")
     assert not stage.checkpoints.exists()
     note = json.loads(Content(bucket.url).read("finished.json"))
     assert note["checkpoint"] == last["number"]

@@ -21,6 +21,8 @@ from typing import Any
 
 import pytest
 
+from elasticrun.checkpoint.events import read_events
+from elasticrun.report.history import History
 from elasticrun.testing import read_trace
 from tests.launcher.running import (
     Running,
@@ -106,6 +108,11 @@ def test_whoever_dies_wherever_nothing_is_trained_twice(
     assert "rank 0 was killed by signal 9 (SIGKILL); rank 1 saved epoch 0" in job.events
     rescue = stage.committed()[-2]["rescue"]
     assert rescue == "by rank 1 after the death of rank 0"
+    history = History(read_events(stage.checkpoints))
+    saved = [each["rescue"] for each in history.checkpoints if each["rescue"]]
+    assert len(saved) == len(history.crashes) == len(deaths)
+    # As the report counts it, too: of validation 50 samples may come again.
+    assert max(each.repeated for each in history.generations) <= 50
     wait_until_nothing_is_left(stage)
 
 
