@@ -234,6 +234,6 @@ def _number(value: Any) -> float | None:
     """Return a value as a finite number, None if it is none."""
     try:
         number = float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
+    except Exception:  # Of whatever a program keeps there.
         return None
     return number if math.isfinite(number) else None

@@ -12,6 +12,7 @@ from elasticrun.checkpoint.registry import Registry
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.job.progress import Progress
 
+_PATIENCE = 5.0
 # Seconds between two positions: few at first, so that short jobs have a history, too.
 _SHORTEST, _LONGEST, _GROWTH = 0.5, 30.0, 0.02
 
@@ -88,7 +89,7 @@ class History:
         """
         self._has_closed.set()
         if self._is_first:
-            self._thread.join()
+            self._thread.join(_PATIENCE)  # It may be in a write to a disk that hangs.
             self._note_position("leave", code=code)
 
     def _run(self) -> None:

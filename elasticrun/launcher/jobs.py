@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from elasticrun.checkpoint.events import Event, local_directory, read_events
+from elasticrun.checkpoint.events import FILE_NAME, Event, local_directory, read_events
 from elasticrun.checkpoint.inspection.entries import (
     InspectionError,
     choose_storage,
@@ -79,26 +79,26 @@ def status_of_ended(job: KnownJob) -> dict[str, Any]:
     events = job.events
     if not events:
         raise JobError(
-            f"{job.directory} has no events: no job has begun there with this "
+            f"{job.directory} has no {FILE_NAME}: no job has begun there with this "
             "elasticrun",
             exit_code=NO_JOB,
         )
     newest = {event["event"]: event for event in events}
     last, start = events[-1], newest.get("start", {})
     is_running = job.is_running
-    text = "ended without a word: killed, or its machine is gone"
+    text, code = "ended without a word: killed, or its machine is gone", None
     if is_running:
         text = "running, without a launcher on this machine"
     elif last["event"] == "end":
-        text = last["text"]
+        text, code = last["text"], last["code"]
     elif last["event"] == "leave" and not start:
-        text = "ended"
+        text, code = "ended", last["code"] or 0
     placed = [event["position"] for event in events if "position" in event]
     return {
         "job": job.name,
         "state": "running" if is_running else "ended",
         "text": text,
-        "code": last.get("code") if last["event"] == "end" else None,
+        "code": code,
         "time": last["time"],
         "position": placed[-1] if placed else "not in training",
         "checkpoint": newest.get("checkpoint", {}).get("checkpoint"),

@@ -10,10 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from elasticrun.checkpoint.events import FILE_NAME
 from elasticrun.checkpoint.manifest import version
-from elasticrun.errors import NO_JOB, STOP_CODES, USAGE
-from elasticrun.launcher.jobs import KnownJob, find_known_job
+from elasticrun.errors import STOP_CODES, USAGE
+from elasticrun.launcher.jobs import KnownJob, find_known_job, status_of_ended
 from elasticrun.launcher.talk.client import JobError
 from elasticrun.report.history import History
 
@@ -32,19 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Write the page; return the exit code."""
     try:
-        job = find_known_job(options.job)
+        page = page_of(find_known_job(options.job))
     except JobError as error:
         sys.stderr.write(f"elasticrun: {error}\n")
         return error.exit_code
-    events = job.events
-    if not events:
-        sys.stderr.write(
-            f"elasticrun: {job.directory} has no {FILE_NAME}: no job has begun there "
-            "with this elasticrun\n"
-        )
-        return NO_JOB
     try:
-        Path(options.out).write_text(page_of(job), encoding="utf-8")
+        Path(options.out).write_text(page, encoding="utf-8")
     except OSError as error:
         sys.stderr.write(f"elasticrun: {options.out}: {error.strerror}\n")
         return USAGE
@@ -53,13 +45,16 @@ def main(options: argparse.Namespace) -> int:
 
 
 def page_of(job: KnownJob) -> str:
-    """Return the page of a job, which loads nothing from elsewhere."""
-    history = History(job.events)
+    """Return the page of a job, which loads nothing from elsewhere.
+
+    Raises:
+        JobError: Nothing is known of it.
+    """
     values = {
-        **history.describe(),
+        **History(job.events).describe(),
         "job": job.name,
         "directory": str(job.directory),
-        "state": _state(job, history),
+        "state": _state(job),
         "time": time.time(),
         "version": version(),
     }
@@ -75,17 +70,10 @@ def _read(name: str) -> str:
     return (_FOLDER / name).read_text(encoding="utf-8")
 
 
-def _state(job: KnownJob, history: History) -> dict[str, Any]:
+def _state(job: KnownJob) -> dict[str, Any]:
     """Return how the job is or has ended, in words and as the page colours it."""
-    if job.is_running:
-        return {"text": "running", "mood": "busy"}
-    last = history.last
-    if last["event"] == "end":
-        moods = {0: "good", **dict.fromkeys(STOP_CODES, "still")}
-        return {"text": last["text"], "mood": moods.get(last["code"], "bad")}
-    if last["event"] == "leave" and not history.start:
-        return {"text": f"ended at {last['position']}", "mood": "still"}
-    return {
-        "text": "ended without a word: killed, or its machine is gone",
-        "mood": "bad",
-    }
+    status = status_of_ended(job)
+    moods = {0: "good", **dict.fromkeys(STOP_CODES, "still")}
+    is_running = status["state"] == "running"
+    mood = "busy" if is_running else moods.get(status["code"], "bad")
+    return {"text": "running" if is_running else status["text"], "mood": mood}

@@ -79,6 +79,9 @@ def test_a_rescaling_and_a_stop_are_kept(stage: Stage) -> None:
             text=True,
         )
         stack.enter_context(waiting)
+        assert job.ask("report", "test").stdout == "report.html\n"
+        page = (stage.root / "report.html").read_text()
+        assert '"state": {"text": "running", "mood": "busy"}' in page
         job.process.terminate()
         job.wait_until_said("SIGTERM: saving")
         stage.mark("stop-1")
