@@ -85,7 +85,7 @@ def status_of_ended(job: KnownJob) -> dict[str, Any]:
         )
     newest = {event["event"]: event for event in events}
     last, start = events[-1], newest.get("start", {})
-    is_running = job.is_running
+    is_running = last["event"] != "end" and job.is_running
     text, code = "ended without a word: killed, or its machine is gone", None
     if is_running:
         text = "running, without a launcher on this machine"

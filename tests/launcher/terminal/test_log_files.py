@@ -116,7 +116,14 @@ def test_a_log_is_bounded_and_read_over_the_border(
     log.write(b"line 0\n")
     reader = LogReader(path)
     seen = [line.text for line in reader.read()]
-    for number in range(1, 40):
+    log.write(b"line 1\n")
+    coming = reader.read()
+    seen.append(next(coming).text)  # The others come, and it moves, meanwhile.
+    for number in range(2, 20):
+        log.write(b"line %d\n" % number)
+    seen += [line.text for line in coming]
+    assert len(seen) == 20
+    for number in range(20, 40):
         log.write(b"line %d\n" % number, is_error=number > 30)
         if number % 7 == 0:  # Sooner than a second file is full.
             seen += [line.text for line in reader.read()]
