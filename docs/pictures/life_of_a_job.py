@@ -1,0 +1,109 @@
+"""Draw the life of a job, from the trace that it has written.
+
+    ELASTICRUN_TRACE=trace elasticrun run train.py
+    python docs/pictures/life_of_a_job.py trace docs/pictures/life-of-a-job.svg
+
+Above, how far the job was after each batch that it trained; below, which ranks trained.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from elasticrun.testing import read_trace
+
+WIDTH, LEFT, TOP, HEIGHT, ROW = 800, 130, 46, 170, 18
+COLORS = ("#3b6fb6", "#2a9d76", "#c8862b", "#8e5bb0", "#c4506b", "#5a7d3a")
+
+
+class Generation(NamedTuple):
+    """What ran from one start to the next: its replicas, and the batches of the job."""
+
+    number: int
+    world_size: int
+    batches: list[int]
+
+
+def generations(lines: list[dict[str, Any]]) -> list[Generation]:
+    """Return each generation, with the numbers that its batches have in the job."""
+    place = {id(each): (each["epoch"], each["loop"], each["batch"]) for each in lines}
+    numbers = {each: number for number, each in enumerate(sorted(set(place.values())))}
+    found = []
+    for number, group in groupby(lines, key=lambda line: line["generation"]):
+        parts = list(group)
+        batches = sorted({numbers[place[id(each)]] for each in parts})
+        found.append(Generation(number, parts[0]["world_size"], batches))
+    return found
+
+
+def draw(lines: list[dict[str, Any]]) -> str:
+    """Return the picture as SVG."""
+    lines = sorted(lines, key=lambda line: line["generation"])
+    parts = generations(lines)
+    trained = sum(len(part.batches) for part in parts)
+    total = 1 + max(part.batches[-1] for part in parts)
+    ranks = max(part.world_size for part in parts)
+    bottom = TOP + HEIGHT
+    height = bottom + 34 + ROW * ranks + 34
+    scale = (WIDTH - LEFT - 20) / trained
+
+    def text(x: float, y: float, words: str, extra: str = "") -> str:
+        return f'<text x="{x:.1f}" y="{y:.1f}" {extra}>{words}</text>'
+
+    shapes = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        'font-family="sans-serif" font-size="12" fill="#333">',
+        "<title>The life of a job: position and replicas over trained batches</title>",
+        f'<rect width="{WIDTH}" height="{height}" rx="8" fill="#fbfbfa"/>',
+        text(12, TOP + 10, "position"),
+        text(12, TOP + 26, "in the job", 'fill="#777"'),
+        text(LEFT - 8, bottom, "start", 'text-anchor="end" fill="#777"'),
+        text(LEFT - 8, TOP + 4, "end", 'text-anchor="end" fill="#777"'),
+    ]
+    shapes += [
+        text(LEFT - 8, bottom + 47 + ROW * rank, f"rank {rank}", 'text-anchor="end"')
+        for rank in range(ranks)
+    ]
+    done, before = 0, -1
+    for part, color in zip(parts, COLORS * len(parts), strict=False):
+        first, last = part.batches[0], part.batches[-1]
+        x, end = LEFT + done * scale, LEFT + (done + len(part.batches)) * scale
+        y, y_end = (bottom - HEIGHT * (at + 1) / total for at in (first, last))
+        if done:
+            words = f"{before + 1 - first} batches again" if first <= before else "0 lost"
+            shapes.append(
+                f'<path d="M{x:.1f} {TOP}V{height - 34}" stroke="#999" '
+                'stroke-dasharray="3 3"/>'
+            )
+            shapes.append(text(x + 4, bottom - 6, words, 'font-size="11"'))
+        shapes.append(
+            f'<path d="M{x:.1f} {y:.1f}L{end:.1f} {y_end:.1f}" stroke="{color}" '
+            'stroke-width="3" stroke-linecap="round"/>'
+        )
+        shapes.append(
+            text(
+                *((x + end) / 2, TOP - 26, f"generation {part.number}"),
+                f'text-anchor="middle" fill="{color}" font-weight="bold"',
+            )
+        )
+        replicas = f"{part.world_size} replica{'s' * (part.world_size > 1)}"
+        shapes.append(
+            text((x + end) / 2, TOP - 10, replicas, 'text-anchor="middle"')
+        )
+        shapes += [
+            f'<rect x="{x + 1:.1f}" y="{bottom + 36 + ROW * rank}" rx="3" '
+            f'width="{end - x - 2:.1f}" height="{ROW - 5}" fill="{color}"/>'
+            for rank in range(part.world_size)
+        ]
+        done, before = done + len(part.batches), last
+    shapes.append(text(LEFT, height - 12, f"{trained} batches trained, in time", 'fill="#777"'))
+    shapes.append("</svg>\n")
+    return "\n".join(shapes)
+
+
+if __name__ == "__main__":
+    trace, out = sys.argv[1:]
+    Path(out).write_text(draw(read_trace(trace)), encoding="utf-8")
