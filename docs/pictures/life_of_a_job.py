@@ -1,9 +1,10 @@
 """Draw the life of a job, from the trace that it has written.
 
     ELASTICRUN_TRACE=trace elasticrun run train.py
-    python docs/pictures/life_of_a_job.py trace docs/pictures/life-of-a-job.svg
+    python docs/pictures/life_of_a_job.py trace life-of-a-job.svg "scale 2" "kill -9"
 
-Above, how far the job was after each batch that it trained; below, which ranks trained.
+Above, how far the job was after each batch that it trained; below, which ranks trained. What
+ended each generation but the last stands behind the names of the files.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def generations(lines: list[dict[str, Any]]) -> list[Generation]:
     return found
 
 
-def draw(lines: list[dict[str, Any]]) -> str:
+def draw(lines: list[dict[str, Any]], causes: list[str]) -> str:
     """Return the picture as SVG."""
     lines = sorted(lines, key=lambda line: line["generation"])
     parts = generations(lines)
@@ -68,16 +69,19 @@ def draw(lines: list[dict[str, Any]]) -> str:
         for rank in range(ranks)
     ]
     done, before = 0, -1
-    for part, color in zip(parts, COLORS * len(parts), strict=False):
+    causes = ["", *causes, *[""] * len(parts)]
+    for part, color, cause in zip(parts, COLORS * len(parts), causes, strict=False):
         first, last = part.batches[0], part.batches[-1]
         x, end = LEFT + done * scale, LEFT + (done + len(part.batches)) * scale
         y, y_end = (bottom - HEIGHT * (at + 1) / total for at in (first, last))
         if done:
-            words = f"{before + 1 - first} batches again" if first <= before else "0 lost"
+            again = before + 1 - first
+            words = f"{again} once more" if again > 0 else "nothing lost"
             shapes.append(
                 f'<path d="M{x:.1f} {TOP}V{height - 34}" stroke="#999" '
                 'stroke-dasharray="3 3"/>'
             )
+            shapes.append(text(x + 4, bottom - 20, cause, 'font-weight="bold"'))
             shapes.append(text(x + 4, bottom - 6, words, 'font-size="11"'))
         shapes.append(
             f'<path d="M{x:.1f} {y:.1f}L{end:.1f} {y_end:.1f}" stroke="{color}" '
@@ -105,5 +109,5 @@ def draw(lines: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    trace, out = sys.argv[1:]
-    Path(out).write_text(draw(read_trace(trace)), encoding="utf-8")
+    trace, out, *ends = sys.argv[1:]
+    Path(out).write_text(draw(read_trace(trace), ends), encoding="utf-8")
