@@ -48,6 +48,8 @@ _SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields):$")
 
 def add_menu(_app: Any, page: str, source: list[str]) -> None:
     """Give the first page what Sphinx makes its menu of, from its own links."""
+    if page == "elasticrun/lint/pages/index":
+        source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\nER*\n```\n"
     if page != root_doc:
         return
     _, *parts = re.split(r"^## (.+)$", source[0], flags=re.MULTILINE)

@@ -20,12 +20,12 @@ net = nn.Sequential(
     *(nn.Flatten(), nn.Linear(512, 10)),
 )
 optimizer = torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9)
-scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200)
 model = net
 train = DataLoader(train_set, batch_size=64, shuffle=True)
 valid = DataLoader(valid_set, batch_size=64)
 
-for epoch in range(100):
+for epoch in range(200):
     for x, y in train:
         loss = F.cross_entropy(model(x), y)
         optimizer.zero_grad()

@@ -23,12 +23,12 @@ net = nn.Sequential(
     *(nn.Flatten(), nn.Linear(512, 10)),
 )
 optimizer = torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9)
-scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200)
 model = AdaptiveDataParallel(net, optimizer, scheduler)
 train = AdaptiveDataLoader(train_set, batch_size=64, shuffle=True, name="train")
 valid = AdaptiveDataLoader(valid_set, batch_size=64, even_batches=False, name="valid")
 
-for epoch in remaining_epochs_until(100):
+for epoch in remaining_epochs_until(200):
     for x, y in train:
         loss = F.cross_entropy(model(x), y)
         optimizer.zero_grad()

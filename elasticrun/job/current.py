@@ -97,7 +97,7 @@ def init(
             saves the last one when another replica dies. Where that takes more than 50
             microseconds and than 1 % of a step, it is left out, and a line in the log
             says so; "always" does it nevertheless. On GPUs it is on with "always" only:
-            each step then waits for its gradients (docs/gpus.md). Default:
+            each step then waits for its gradients (docs/howto/gpus.md). Default:
             ELASTICRUN_RESCUE ("on", "off", "always"), or True.
         trust_pickle: Names of states (of `register` and `Variables`) that may hold any
             object. Loading them executes whatever is in their files, so trust all who
