@@ -1,6 +1,6 @@
 """Write the tables of reference/command-line.md, from what `--help` says.
 
-    python docs/command_line.py
+python docs/command_line.py
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from elasticrun import __main__ as command_line
 from elasticrun.checkpoint.inspection import command as inspection
 
 PAGE = Path(__file__).with_name("reference") / "command-line.md"
-_TABLE = re.compile(r"^## elasticrun (?P<name>\w+)\n\n(?P<table>(?:.+\n)+)", re.MULTILINE)
+_TABLE = re.compile(
+    r"^## elasticrun (?P<name>\w+)\n\n(?P<table>(?:.+\n)+)", re.MULTILINE
+)
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
@@ -31,7 +33,8 @@ def complete(text: str) -> str:
     written = {match["name"] for match in _TABLE.finditer(text)}
     assert written == of.keys(), written ^ of.keys()
     return _TABLE.sub(
-        lambda match: f"## elasticrun {match['name']}\n\n{table(of[match['name']])}", text
+        lambda match: f"## elasticrun {match['name']}\n\n{table(of[match['name']])}",
+        text,
     )
 
 

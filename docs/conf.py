@@ -40,6 +40,8 @@ html_theme = "furo"
 html_title = "elasticrun"
 html_show_sourcelink = False
 html_copy_source = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 pygments_style = "default"
 pygments_dark_style = "github-dark"
 
@@ -80,7 +82,9 @@ def docstrings(section: str) -> str:
     return f"\n```{{eval-rst}}\n{lines}\n```\n\n" if lines else ""
 
 
-def mark_code(_app: Any, _kind: str, _name: str, _of: Any, _options: Any, lines: list[str]) -> None:
+def mark_code(
+    _app: Any, _kind: str, _name: str, _of: Any, _options: Any, lines: list[str]
+) -> None:
     """Tell Sphinx which parts of a docstring are code: those that are indented.
 
     It comes before napoleon, whose sections are indented too and begin with a title.

@@ -143,7 +143,12 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "gets the table as JSON")  # fmt: skip
     add("--lifeline", type=int, help=argparse.SUPPRESS)
     add("--function", action="store_true", help=argparse.SUPPRESS)
-    add("-m", dest="is_module", action="store_true", help="SCRIPT is the name of a module, as with python -m")
+    add(
+        "-m",
+        dest="is_module",
+        action="store_true",
+        help="SCRIPT is the name of a module, as with python -m",
+    )
     add_script_arguments(parser)
     for torchruns, own in (
         ("--nnodes", "nodes"),
@@ -194,8 +199,8 @@ def _add_checkpoints(commands: Any) -> None:
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", nargs="?", metavar="JOB",
-        help="the job's name or its launcher's process number; may be left out if "
-        "only one runs")  # fmt: skip
+        help="the job's name or its launcher's process number, if several "
+        "run")  # fmt: skip
 
 
 def _lazily(module: str, function: str) -> Callable[[argparse.Namespace], int]:

@@ -1,6 +1,6 @@
 """Draw what things cost beside peers, from benchmarks/results.
 
-    python docs/pictures/costs.py
+python docs/pictures/costs.py
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ WIDTH, LEFT, ROW = 800, 300, 22
 def bars() -> dict[str, dict[str, float]]:
     """Return the groups of bars, in seconds: what is measured, and how long it takes."""
     resume, restart, checkpoint = (
-        [json.loads(line) for line in (RESULTS / f"{name}.json").open()]
+        [
+            json.loads(line)
+            for line in (RESULTS / f"{name}.json").read_text().splitlines()
+        ]
         for name in ("resume", "rescale", "checkpoint")
     )
     return {
@@ -65,7 +68,9 @@ def draw() -> str:
     """Return the picture as SVG."""
     shapes, y = [], 12.0
     for title, group in bars().items():
-        shapes.append(f'<text x="16" y="{y + 16:.0f}" font-weight="bold">{title}</text>')
+        shapes.append(
+            f'<text x="16" y="{y + 16:.0f}" font-weight="bold">{title}</text>'
+        )
         y += 26
         for name, seconds in group.items():
             width = max(2.0, (WIDTH - LEFT - 80) * seconds / max(group.values()))

@@ -94,16 +94,16 @@ def draw(lines: list[dict[str, Any]], causes: list[str]) -> str:
             )
         )
         replicas = f"{part.world_size} replica{'s' * (part.world_size > 1)}"
-        shapes.append(
-            text((x + end) / 2, TOP - 10, replicas, 'text-anchor="middle"')
-        )
+        shapes.append(text((x + end) / 2, TOP - 10, replicas, 'text-anchor="middle"'))
         shapes += [
             f'<rect x="{x + 1:.1f}" y="{bottom + 36 + ROW * rank}" rx="3" '
             f'width="{end - x - 2:.1f}" height="{ROW - 5}" fill="{color}"/>'
             for rank in range(part.world_size)
         ]
         done, before = done + len(part.batches), last
-    shapes.append(text(LEFT, height - 12, f"{trained} batches trained, in time", 'fill="#777"'))
+    shapes.append(
+        text(LEFT, height - 12, f"{trained} batches trained, in time", 'fill="#777"')
+    )
     shapes.append("</svg>\n")
     return "\n".join(shapes)
 

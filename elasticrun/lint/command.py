@@ -50,10 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print what makes plain scripts elastic, as a patch; findings go to stderr",
     )  # fmt: skip
     parser.add_argument(
-        "--explain-zones", action="store_true", help="print the zone of each line instead of findings"
+        "--explain-zones",
+        action="store_true",
+        help="print the zone of each line instead of findings",
     )
     parser.add_argument(
-        "--statistics", action="store_true", help="also print how often each rule found something"
+        "--statistics",
+        action="store_true",
+        help="also print how often each rule found something",
     )
     parser.add_argument(
         "--stdin-filename", type=Path, default=Path("stdin.py"), metavar="PATH",

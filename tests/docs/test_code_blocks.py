@@ -194,9 +194,7 @@ def effects_at(size: int, codes: dict[str, str], directory: Path) -> dict[str, E
 @pytest.mark.slow(35)
 @pytest.mark.wide
 def test_three_replicas_print_what_one_prints(tmp_path: Path) -> None:
-    without = {
-        f"{b.name}-": side_of(b.code, "-") for b in DIFFS if b.sizes == (1, 3)
-    }
+    without = {f"{b.name}-": side_of(b.code, "-") for b in DIFFS if b.sizes == (1, 3)}
     alone = effects_at(1, {**AT_ANY_SIZE, **without}, tmp_path / "1")
     together = effects_at(3, AT_ANY_SIZE, tmp_path / "3")
     wrong = [

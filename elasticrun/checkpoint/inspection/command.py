@@ -104,7 +104,9 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("which", nargs="*", metavar="N", help="numbers of checkpoints; default: all")
+    parser.add_argument(
+        "which", nargs="*", metavar="N", help="numbers of checkpoints; default: all"
+    )
 
 
 def _add_show(parser: argparse.ArgumentParser) -> None:
@@ -133,7 +135,11 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 def _add_export(parser: argparse.ArgumentParser) -> None:
     _add_checkpoint(parser, "which", "N")
     add = parser.add_argument
-    add("target", metavar="OUT", help="a file: of safetensors if its name ends so, else of torch.save")
+    add(
+        "target",
+        metavar="OUT",
+        help="a file: of safetensors if its name ends so, else of torch.save",
+    )
     add("--state", default="model", help="the state to write; default: model")
     add("--force", action="store_true", help="replace a file that is there")
 
@@ -205,7 +211,11 @@ _ACTIONS: dict[str, _Action] = {
     "list": ("list the checkpoints (the default)", lambda _: None, _list),
     "verify": ("read every byte, and name what is damaged", _add_verify, _verify),
     "show": ("show what a checkpoint holds, or one state of it", _add_show, _show),
-    "diff": ("compare two checkpoints: which values differ, and by how much", _add_diff, _diff),
+    "diff": (
+        "compare two checkpoints: which values differ, and by how much",
+        _add_diff,
+        _diff,
+    ),
     "plan": ("print the batch sizes that the loaders have had", _add_plan, _plan),
     "scaling": ("print what each number of replicas brings", _add_scaling, _scaling),
     "export": ("write a state as a plain file", _add_export, _export),
