@@ -51,7 +51,7 @@ bench: $(INSTALLED)  ## one JSON line a measurement
 docs: $(INSTALLED)  ## build the site of docs/ and the docstrings, and serve it on this machine
 	$(RUN) docs/command_line.py
 	$(RUN) docs/pictures/costs.py
-	$(RUN) -m sphinx -q -W --keep-going -c docs . build/site
+	$(RUN) -m sphinx -q -E -W --keep-going -c docs . build/site
 	$(RUN) -m http.server --bind 127.0.0.1 --directory build/site $(PORT)
 
 clean:

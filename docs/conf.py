@@ -58,9 +58,8 @@ def add_menu(_app: Any, page: str, source: list[str]) -> None:
     for title, text in zip(parts[::2], parts[1::2], strict=True):
         links = re.findall(r"\]\(([^)#:]+\.md)\)", text)
         pages = "\n".join(dict.fromkeys(link.removesuffix(".md") for link in links))
-        source[0] += (
-            f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n:maxdepth: 1\n\n{pages}\n```\n"
-        )
+        options = f":hidden:\n:caption: {title}\n:maxdepth: 1"
+        source[0] += f"\n```{{toctree}}\n{options}\n\n{pages}\n```\n"
 
 
 def add_docstrings(_app: Any, page: str, source: list[str]) -> None:
@@ -89,6 +88,9 @@ def mark_code(
 
     It comes before napoleon, whose sections are indented too and begin with a title.
     """
+    for number, line in enumerate(lines):
+        if line.startswith("Replay:"):  # A paragraph, as "Collective:" before it is.
+            lines[number] = f"\n{line}"
     before = ""
     for number, line in enumerate(lines):
         begins = line.startswith("    ") and not lines[number - 1].strip()

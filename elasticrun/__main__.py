@@ -94,7 +94,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "without GPUs one for each core, at most 8; MIN:MAX bounds auto and "
         "scale")  # fmt: skip
     add("--checkpoint-dir", metavar="DIR|URL",
-        help="where the job saves and resumes; default: SCRIPT-checkpoints")  # fmt: skip
+        help="where it saves and resumes; default: SCRIPT-checkpoints")  # fmt: skip
     add("--fresh", action="store_true",
         help="start anew; old checkpoints are moved aside, never removed")  # fmt: skip
     add("--max-restarts", metavar="N",
@@ -173,7 +173,7 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print a JSON line for each job")
     add("--watch", action="store_true", help="print it again every second")
     add("--scaling", action="store_true",
-        help="what each number of replicas brings, by the newest checkpoint")  # fmt: skip
+        help="what each number of replicas brings, by the checkpoint")  # fmt: skip
     add("--worth", type=float, metavar="X",
         help="print only the most replicas of which each is worth X of one alone, for "
         "example 0.7")  # fmt: skip

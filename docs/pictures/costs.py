@@ -9,12 +9,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from shapes import box, svg, text
+
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 WIDTH, LEFT, ROW = 800, 300, 22
 
 
 def bars() -> dict[str, dict[str, float]]:
-    """Return the groups of bars, in seconds: what is measured, and how long it takes."""
+    """Return the groups of bars: what is measured, and how many seconds it takes."""
     resume, restart, checkpoint = (
         [
             json.loads(line)
@@ -68,29 +70,20 @@ def draw() -> str:
     """Return the picture as SVG."""
     shapes, y = [], 12.0
     for title, group in bars().items():
-        shapes.append(
-            f'<text x="16" y="{y + 16:.0f}" font-weight="bold">{title}</text>'
-        )
+        shapes.append(text(16, y + 16, title, 'font-weight="bold"'))
         y += 26
         for name, seconds in group.items():
             width = max(2.0, (WIDTH - LEFT - 80) * seconds / max(group.values()))
             color = "#3b6fb6" if "elasticrun" in name else "#b9b9b4"
             said = f"{seconds * 1000:.0f} ms" if seconds < 0.1 else f"{seconds:.2f} s"
             shapes += [
-                f'<text x="{LEFT - 10}" y="{y + 14:.0f}" text-anchor="end">{name}</text>',
-                f'<rect x="{LEFT}" y="{y + 2:.0f}" width="{width:.1f}" '
-                f'height="{ROW - 6}" rx="3" fill="{color}"/>',
-                f'<text x="{LEFT + width + 8:.1f}" y="{y + 14:.0f}">{said}</text>',
+                text(LEFT - 10, y + 14, name, 'text-anchor="end"'),
+                box(LEFT, y + 2, width, ROW - 6, 3, color),
+                text(LEFT + width + 8, y + 14, said),
             ]
             y += ROW
         y += 8
-    frame = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 8:.0f}" '
-        'font-family="sans-serif" font-size="12" fill="#333">',
-        "<title>What restarts and checkpoints cost, beside peers</title>",
-        f'<rect width="{WIDTH}" height="{y + 8:.0f}" rx="8" fill="#fbfbfa"/>',
-    ]
-    return "\n".join([*frame, *shapes, "</svg>\n"])
+    return svg(WIDTH, y + 8, "What restarts and checkpoints cost", shapes)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     ELASTICRUN_TRACE=trace elasticrun run train.py
     python docs/pictures/life_of_a_job.py trace life-of-a-job.svg "scale 2" "kill -9"
 
-Above, how far the job was after each batch that it trained; below, which ranks trained. What
-ended each generation but the last stands behind the names of the files.
+Above, how far the job was after each batch that it trained; below, which ranks trained.
+What ended each generation but the last stands behind the names of the files.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import sys
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from shapes import box, svg, text
 
 from elasticrun.testing import read_trace
 
@@ -51,14 +53,7 @@ def draw(lines: list[dict[str, Any]], causes: list[str]) -> str:
     height = bottom + 34 + ROW * ranks + 34
     scale = (WIDTH - LEFT - 20) / trained
 
-    def text(x: float, y: float, words: str, extra: str = "") -> str:
-        return f'<text x="{x:.1f}" y="{y:.1f}" {extra}>{words}</text>'
-
     shapes = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        'font-family="sans-serif" font-size="12" fill="#333">',
-        "<title>The life of a job: position and replicas over trained batches</title>",
-        f'<rect width="{WIDTH}" height="{height}" rx="8" fill="#fbfbfa"/>',
         text(12, TOP + 10, "position"),
         text(12, TOP + 26, "in the job", 'fill="#777"'),
         text(LEFT - 8, bottom, "start", 'text-anchor="end" fill="#777"'),
@@ -96,16 +91,14 @@ def draw(lines: list[dict[str, Any]], causes: list[str]) -> str:
         replicas = f"{part.world_size} replica{'s' * (part.world_size > 1)}"
         shapes.append(text((x + end) / 2, TOP - 10, replicas, 'text-anchor="middle"'))
         shapes += [
-            f'<rect x="{x + 1:.1f}" y="{bottom + 36 + ROW * rank}" rx="3" '
-            f'width="{end - x - 2:.1f}" height="{ROW - 5}" fill="{color}"/>'
+            box(x + 1, bottom + 36 + ROW * rank, end - x - 2, ROW - 5, 3, color)
             for rank in range(part.world_size)
         ]
         done, before = done + len(part.batches), last
     shapes.append(
         text(LEFT, height - 12, f"{trained} batches trained, in time", 'fill="#777"')
     )
-    shapes.append("</svg>\n")
-    return "\n".join(shapes)
+    return svg(WIDTH, height, "The life of a job", shapes)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--float64", action="store_true",
         help="compute in double precision in all runs")  # fmt: skip
     add("--ignore", action="append", default=[], metavar="PATTERN",
-        help="a field (variables.started_at, stats.*) or file that may differ")  # fmt: skip
+        help="a field (such as variables.start) or file that may differ")  # fmt: skip
     add("--link", action="append", default=[], metavar="PATH",
         help="data that is only read: link it instead of copying it")  # fmt: skip
     add("--hang-timeout", default="60", metavar="SECONDS",

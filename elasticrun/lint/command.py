@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pedantic", action="store_true", help="report hints as well")
     parser.add_argument(
         "--diff", action="store_true",
-        help="print what makes plain scripts elastic, as a patch; findings go to stderr",
+        help="print a patch that makes plain scripts elastic; findings go to stderr",
     )  # fmt: skip
     parser.add_argument(
         "--explain-zones",

@@ -110,7 +110,7 @@ def side_of(diff: str, side: str) -> str:
 
 
 def sentences(text: str) -> list[str]:
-    """Return the sentences of Markdown: of paragraphs, points of lists, cells of tables."""
+    """Return the sentences of Markdown: of paragraphs, points of lists, cells."""
     text = re.sub(r"^(?: {4}.*\n)+", "\n", _FENCE.sub("\n\n", text), flags=re.MULTILINE)
     text = re.sub(r"!?\[([^\]]*)\]\([^)\s]+\)", r"\1", text)
     text = re.sub(r"`[^`]*`", "code", text)

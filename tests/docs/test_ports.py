@@ -1,7 +1,7 @@
 """Scripts of well-known shapes, as they are and with elasticrun, through restarts.
 
-Each file of docs/ports is a diff of a whole script, and docs/howto/loops.md has a table of
-them. Few lines are new; what a script does is the same with a stop, a `kill -9`, and
+Each file of docs/ports is a diff of a whole script, and docs/howto/loops.md has a table
+of them. Few lines are new; what a script does is the same with a stop, a `kill -9`, and
 another number of replicas in between.
 """
 

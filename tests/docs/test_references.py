@@ -16,7 +16,7 @@ import elasticrun
 from elasticrun.check.report import ExitCode
 from elasticrun.errors import BY_SIGNAL, FAILED, NO_JOB, REFUSED, STOPPED, USAGE
 from elasticrun.saving.settings import Settings
-from tests.docs.documents import DOCUMENTS, ROOT, anchors, links, mentioned_tests
+from tests.docs.documents import DOCUMENTS, ROOT, anchors, links, mentioned_tests, sentences
 
 sys.path.insert(0, str(ROOT / "docs"))
 from command_line import complete
@@ -153,6 +153,19 @@ def test_every_variable_is_documented_and_read() -> None:
     for document in DOCUMENTS:
         text = document.read_text(encoding="utf-8")
         assert set(re.findall(r"ELASTICRUN_[A-Z_]+\b", text)) <= known
+
+
+def test_sentences_for_users_are_short() -> None:
+    for_developers = {ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"}
+    for_developers |= {ROOT / "docs" / name for name in ("design.md", "changes.md")}
+    long = [
+        f"{document.relative_to(ROOT)}: {sentence}"
+        for document in DOCUMENTS
+        if document not in for_developers
+        for sentence in sentences(document.read_text(encoding="utf-8"))
+        if len(sentence.split()) > 30
+    ]
+    assert not long
 
 
 def test_make_targets_exist() -> None:

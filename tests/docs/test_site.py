@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 import shutil
 import subprocess
@@ -18,8 +19,7 @@ import pytest
 
 from tests.docs.documents import ROOT, blocks_of
 
-pytest.importorskip("furo", reason="the extra `docs` installs it")
-sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "docs" / "pictures")]
+sys.path.insert(0, str(ROOT / "docs" / "pictures"))
 import costs
 import life_of_a_job
 
@@ -31,9 +31,10 @@ pytestmark = pytest.mark.slow(20)
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the site; any warning fails the build."""
     out = tmp_path_factory.mktemp("site")
+    pytest.importorskip("furo", reason="the extra `docs` installs it")
+    command = ["-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs", "-d"]
     built = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going"]
-        + ["-c", "docs", "-d", str(out / "doctrees"), ".", str(out / "html")],
+        [sys.executable, *command, str(out / "doctrees"), ".", str(out / "html")],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -117,7 +118,8 @@ class Seen(NamedTuple):
 # Appended to a copy of a page: it writes what the page looks like where a dump has it.
 PROBE = """<script>addEventListener("load", () => {
   const root = document.documentElement
-  const failed = performance.getEntriesByType("resource").filter(e => e.responseStatus >= 400)
+  const loaded = performance.getEntriesByType("resource")
+  const failed = loaded.filter(e => e.responseStatus >= 400)
   root.dataset.seen = JSON.stringify([innerWidth, root.scrollWidth,
     getComputedStyle(document.body).backgroundColor, failed.map(e => e.name)])
 })</script>"""
@@ -131,11 +133,13 @@ def look(site: Path, page: str, width: int, *, is_dark: bool, folder: Path) -> S
     scheme = "--blink-settings=preferredColorScheme=" + ("0" if is_dark else "1")
     try:
         dumped = subprocess.run(
-            [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu"]
-            + ["--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr"]
-            + ["--log-level=0", f"--window-size={width},1000", scheme]
-            + [f"--user-data-dir={folder}", "--virtual-time-budget=3000"]
-            + ["--dump-dom", probed.as_uri()],
+            [
+                *(str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu"),
+                *("--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr"),
+                *("--log-level=0", f"--window-size={width},1000", scheme),
+                *(f"--user-data-dir={folder}", "--virtual-time-budget=3000"),
+                *("--dump-dom", probed.as_uri()),
+            ],
             capture_output=True,
             text=True,
             timeout=120,
@@ -143,8 +147,6 @@ def look(site: Path, page: str, width: int, *, is_dark: bool, folder: Path) -> S
     finally:
         probed.unlink()
     (seen,) = re.findall(r'data-seen="([^"]+)"', dumped.stdout)
-    import json
-
     inner, content, background, failed = json.loads(html.unescape(seen))
     console = re.findall(r".*CONSOLE.*", dumped.stderr)
     return Seen(inner, content, background, "\n".join([*console, *failed]))

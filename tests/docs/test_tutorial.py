@@ -1,4 +1,4 @@
-"""The tutorial's script is what its page shows, and its commands print what it shows."""
+"""The tutorial shows what its script is, and what its commands print."""
 
 from __future__ import annotations
 
