@@ -7,6 +7,7 @@ and the reference of the names that stand in the table of reference/api.md.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import elasticrun
@@ -32,7 +33,11 @@ suppress_warnings = ["myst.header", "misc.highlighting_failure"]
 default_role = "code"  # docstrings have `names` in single backticks
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {
+    "members": True,
+    "show-inheritance": True,
+    "inherited-members": "DataLoader,Dataset,Module,MutableMapping,_TextIOBase",
+}
 autodoc_preserve_defaults = True
 napoleon_use_rtype = False
 
@@ -45,6 +50,9 @@ html_css_files = ["site.css"]
 pygments_style = "default"
 pygments_dark_style = "github-dark"
 
+API = Path(__file__).with_name("reference") / "api.md"
+# The members of classes that programs use; loaders and streams ask more of each other.
+MEMBERS = set(re.findall(r"`(\w+)(?:\(\w*\))?`", API.read_text(encoding="utf-8")))
 _SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields):$")
 
 
@@ -100,8 +108,16 @@ def mark_code(
     lines[:] = "\n".join(lines).split("\n")
 
 
+def skip(
+    _app: Any, _kind: str, name: str, _of: Any, is_skipped: bool, _options: Any
+) -> bool:
+    """Return whether a member of a class is left out."""
+    return is_skipped or name not in MEMBERS
+
+
 def setup(app: Any) -> None:
     """Let pages and docstrings be completed before they are read."""
     app.connect("source-read", add_menu)
     app.connect("source-read", add_docstrings)
+    app.connect("autodoc-skip-member", skip)
     app.connect("autodoc-process-docstring", mark_code, priority=1)

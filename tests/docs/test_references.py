@@ -16,7 +16,14 @@ import elasticrun
 from elasticrun.check.report import ExitCode
 from elasticrun.errors import BY_SIGNAL, FAILED, NO_JOB, REFUSED, STOPPED, USAGE
 from elasticrun.saving.settings import Settings
-from tests.docs.documents import DOCUMENTS, ROOT, anchors, links, mentioned_tests, sentences
+from tests.docs.documents import (
+    DOCUMENTS,
+    ROOT,
+    anchors,
+    links,
+    mentioned_tests,
+    sentences,
+)
 
 sys.path.insert(0, str(ROOT / "docs"))
 from command_line import complete

@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+import elasticrun
 from tests.docs.documents import ROOT, blocks_of
 
 sys.path.insert(0, str(ROOT / "docs" / "pictures"))
@@ -91,6 +92,15 @@ def test_links_and_anchors_lead_somewhere(site: Path) -> None:
             if not target.is_file() or (anchor and not has_anchor):
                 broken.append(f"{path.relative_to(site)}: {link}")
     assert not broken
+
+
+def test_the_reference_has_the_docstrings_of_all_names(site: Path) -> None:
+    path = site / "docs" / "reference" / "api.html"
+    anchors = Page(path.read_text(encoding="utf-8")).anchors
+    members = {"AdaptiveDataLoader.batches", "AdaptiveDataParallel.weigh", "State.save"}
+    names = {f"elasticrun.{name}" for name in {*elasticrun.__all__, *members}}
+    assert names <= anchors
+    assert "elasticrun.Streams.scan" not in anchors
 
 
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
