@@ -72,8 +72,8 @@ class AdaptiveDataParallel(nn.Module):
     training step. Forward passes without gradients communicate nothing, so replicas may
     evaluate different numbers of batches. Neither is true of a sharded module.
 
-    Parameters may be frozen and unfrozen later. A second backward pass after one forward
-    pass is refused, since its gradients would stay on one replica.
+    Parameters may be frozen and unfrozen later. A second backward pass after one
+    forward pass is refused, since its gradients would stay on one replica.
 
     Collective: make it on every replica, in the same order, and let each micro-batch
     have its forward and backward pass on all of them.
@@ -305,9 +305,9 @@ class AdaptiveDataParallel(nn.Module):
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Let one of DDP's communication hooks average the gradients, as a DDP does.
 
-        With one replica there is nothing to communicate; FSDP has other hooks. Compressed
-        gradients depend on the number of replicas. What a hook remembers from step to
-        step, for example PowerSGD's error, is in no checkpoint and begins anew.
+        With one replica there is nothing to communicate; FSDP has other hooks.
+        Compressed gradients depend on the number of replicas. What a hook remembers
+        from step to step, for example PowerSGD's error, is in no checkpoint.
 
         Collective: call it on every replica, once, before training.
         Replay: registers again in each generation.
