@@ -129,9 +129,9 @@ class Seen(NamedTuple):
 PROBE = """<script>addEventListener("load", () => {
   const root = document.documentElement
   const loaded = performance.getEntriesByType("resource")
-  const failed = loaded.filter(e => e.responseStatus >= 400)
+  const wrong = loaded.filter(e => !e.name.startsWith("file:"))
   root.dataset.seen = JSON.stringify([innerWidth, root.scrollWidth,
-    getComputedStyle(document.body).backgroundColor, failed.map(e => e.name)])
+    getComputedStyle(document.body).backgroundColor, wrong.map(e => e.name)])
 })</script>"""
 
 
@@ -157,9 +157,9 @@ def look(site: Path, page: str, width: int, *, is_dark: bool, folder: Path) -> S
     finally:
         probed.unlink()
     (seen,) = re.findall(r'data-seen="([^"]+)"', dumped.stdout)
-    inner, content, background, failed = json.loads(html.unescape(seen))
+    inner, content, background, elsewhere = json.loads(html.unescape(seen))
     console = re.findall(r".*CONSOLE.*", dumped.stderr)
-    return Seen(inner, content, background, "\n".join([*console, *failed]))
+    return Seen(inner, content, background, "\n".join([*console, *elsewhere]))
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="apt-get install chromium")
