@@ -176,7 +176,7 @@ class ForeignLoop:
         self._job.boundary.reach(ends_epoch=True)
 
     def leave(self) -> None:
-        """Leave the epoch unfinished, as by an exception that the program catches.
+        """Leave the epoch unfinished, for example after an exception that is caught.
 
         The next `begin` goes on at the last boundary. Does nothing between epochs.
         """
