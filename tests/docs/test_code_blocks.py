@@ -140,7 +140,7 @@ def run_blocks(codes: dict[str, str], directory: str) -> list[str]:
 
 
 def write_records(folder: Path) -> None:
-    """Write the files that docs/streams.md reads."""
+    """Write the files that docs/howto/streams.md reads."""
     folder.mkdir(exist_ok=True)
     for name in ("a.jsonl", "b.jsonl"):
         lines = "".join(f'{{"n": {n}, "name": "{name}"}}\n' for n in range(40))
