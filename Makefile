@@ -7,12 +7,13 @@ INSTALLED := $(VENV)/.installed
 RUN := $(VENV)/bin/python
 PYTEST := $(RUN) -m pytest
 IN_PARALLEL := -n auto --dist worksteal
+PORT := 8000
 
 # Many tests start processes, which compile every module anew where this is set.
 unexport PYTHONDONTWRITEBYTECODE
 
 # Several processes run the tests at once: more threads would wait for each other's cores.
-fast test wide soak docs: export OMP_NUM_THREADS ?= 1
+fast test wide soak: export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo style check fast matrix test wide soak gpu bench docs installed clean
 
@@ -47,8 +48,11 @@ gpu: $(INSTALLED)  ## the tests that need a GPU
 bench: $(INSTALLED)  ## one JSON line a measurement
 	@set -e; for script in benchmarks/[a-z]*.py; do $(RUN) $$script; done
 
-docs: $(INSTALLED)  ## run the code in README.md and docs/, and follow the links
-	$(PYTEST) tests/docs
+docs: $(INSTALLED)  ## build the site of docs/ and the docstrings, and serve it on this machine
+	$(RUN) docs/command_line.py
+	$(RUN) docs/pictures/costs.py
+	$(RUN) -m sphinx -q -E -W --keep-going -c docs . build/site
+	$(RUN) -m http.server --bind 127.0.0.1 --directory build/site $(PORT)
 
 clean:
 	rm -rf $(VENV) .matrix .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

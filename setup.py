@@ -13,6 +13,8 @@ TEST = [
     "safetensors>=0.4",
 ]
 
+DOCS = ["furo", "myst-parser>=4", "sphinx>=8"]
+
 setup(
     name="elasticrun",
     version="0.1.0",
@@ -38,6 +40,7 @@ setup(
         "lightning": ["lightning>=2.1"],
         "ray": ["ray[train]>=2.60"],
         "transformers": ["transformers>=5.23", "accelerate>=1.15"],
+        "docs": DOCS,
         "test": TEST,
         "dev": [*TEST, "mypy", "ruff"],
     },

@@ -66,11 +66,11 @@ def _make_parser(chosen: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, help=text, description=text)
 
     for name, text, add_arguments in (
-        ("run", "start a script's replicas, and keep the job alive", _add_run),
+        ("run", "train with a script, and restart it after crashes", _add_run),
         ("scale", "change the number of replicas of a running job", _add_scale),
         ("status", "show the running jobs", _add_status),
         ("stop", "save and end a running job", _add_stop),
-        ("leave", "save and end on this node; the others go on", _add_job),
+        ("leave", "save and end on this machine; the others go on", _add_job),
         ("wait", "wait until a job has ended, and end with its exit code", _add_job),
         ("logs", "show what replicas printed", _add_logs),
     ):
@@ -98,54 +98,71 @@ def _make_parser(chosen: str) -> argparse.ArgumentParser:
 def _add_run(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--replicas", metavar="N|auto|MIN:MAX",
-        help="how many; auto: one a GPU, else one a core (at most 8)")  # fmt: skip
+        help="how many processes train; auto (the default) is one for each GPU, or "
+        "without GPUs one for each core, at most 8; MIN:MAX bounds auto and "
+        "scale")  # fmt: skip
     add("--checkpoint-dir", metavar="DIR|URL",
-        help="default: SCRIPT-checkpoints")  # fmt: skip
+        help="where it saves and resumes; default: SCRIPT-checkpoints")  # fmt: skip
     add("--fresh", action="store_true",
-        help="start anew; checkpoints that are there are moved aside")  # fmt: skip
+        help="start anew; old checkpoints are moved aside, never removed")  # fmt: skip
     add("--max-restarts", metavar="N",
-        help="after crashes without a newer checkpoint between them; default: "
-        "3")  # fmt: skip
+        help="restarts after crashes without a newer checkpoint between them; "
+        "default: 3")  # fmt: skip
     add("--grace", metavar="SECONDS",
         help="how long saving and ending may take; default: ELASTICRUN_GRACE, or "
         "60")  # fmt: skip
     add("--save-interval", metavar="SECONDS",
-        help="between checkpoints; 0: every boundary; auto; off")  # fmt: skip
+        help="seconds between checkpoints, auto, or off; 0 saves after every batch; "
+        "default: 300")  # fmt: skip
     add("--hang-timeout", default="auto", metavar="auto|SECONDS|off",
-        help="how long a replica may pass no boundary")  # fmt: skip
+        help="how long a process may need between two batches; default: auto, 20 "
+        "times the longest so far and at least 9 minutes")  # fmt: skip
     add("--spares", action="store_true",
-        help="keep as many replicas waiting as train, for a crash")  # fmt: skip
+        help="keep as many processes waiting as train, to take over after a "
+        "crash")  # fmt: skip
     add("--stop-signals", metavar="NAMES",
-        help="that mean to save and stop, as TERM,INT,HUP,USR1,USR2")  # fmt: skip
+        help="signals that mean to save and stop, besides TERM and INT: any of HUP, "
+        "USR1, USR2, QUIT, ALRM, XCPU; default: ELASTICRUN_STOP_SIGNALS, or "
+        "HUP,USR1,USR2")  # fmt: skip
     add("--start", choices=["fork", "exec"], default="fork",
-        help="fork replicas from a process that has imported torch, or start each "
-        "one anew")  # fmt: skip
+        help="fork processes from one that has imported torch (the default), or "
+        "start a new interpreter for each")  # fmt: skip
     add("--no-lint", dest="lint", action="store_false",
         help="do not show what the linter finds in the script")  # fmt: skip
-    add("--name", metavar="JOB", help="default: the script's file name")
-    add("--log-dir", metavar="DIR", help="default: logs in the checkpoint directory")
+    add("--name", metavar="JOB",
+        help="the job's name for other commands; checkpoints of another name are "
+        "refused; default: the script's file name")  # fmt: skip
+    add("--log-dir", metavar="DIR",
+        help="where output is kept; default: logs in the checkpoint "
+        "directory")  # fmt: skip
     add("--nodes", metavar="N|MIN:MAX",
-        help="how many machines take part; the same command on each")  # fmt: skip
+        help="how many machines take part; start the same command on each")  # fmt: skip
     add("--rdzv-endpoint", metavar="HOST:PORT",
-        help="where they meet: the address of one, and a free port; default: they "
+        help="the machine at which all meet (default port: 29400); without it they "
         "find each other through the checkpoint directory")  # fmt: skip
     add("--address", metavar="HOST",
-        help="at which other machines reach this one")  # fmt: skip
+        help="the address at which other machines reach this one")  # fmt: skip
     add("--notice", metavar="aws|gcp|azure|URL",
-        help="who says that this machine is about to be taken away: save and leave "
-        "then")  # fmt: skip
+        help="whom to ask whether this machine is about to be taken away; the job "
+        "then saves and leaves")  # fmt: skip
     add("--scale-by", metavar="efficiency:SHARE|COMMAND",
-        help="the most replicas that are worth SHARE of one each, or what a command "
-        "prints that gets their table as JSON; within --replicas MIN:MAX")  # fmt: skip
+        help="rescale by itself, within --replicas MIN:MAX: to the most replicas of "
+        "which each is worth SHARE of one alone, or to what COMMAND prints, which "
+        "gets the table as JSON")  # fmt: skip
     add("-q", "--quiet", action="store_true",
-        help="show what the launcher says, and keep what replicas print in the "
-        "logs")  # fmt: skip
+        help="show what the launcher says; what processes print is in the logs "
+        "only")  # fmt: skip
     add("--on-event", metavar="COMMAND",
-        help="run it at each start, crash, rescue, restart, rescaling, stop and end of "
-        "the job, with what is known of it as JSON on its standard input")  # fmt: skip
+        help="run a command at each start, crash, rescue, restart, rescaling, stop and "
+        "end of the job; it gets the event as JSON on its standard input")  # fmt: skip
     add("--lifeline", type=int, help=argparse.SUPPRESS)
     add("--function", action="store_true", help=argparse.SUPPRESS)
-    add("-m", dest="is_module", action="store_true", help="SCRIPT is a module's name")
+    add(
+        "-m",
+        dest="is_module",
+        action="store_true",
+        help="SCRIPT is the name of a module, as with python -m",
+    )
     add_script_arguments(parser)
     for torchruns, own in (
         ("--nnodes", "nodes"),
@@ -159,7 +176,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 def _add_scale(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("replicas", metavar="N|+N|-N",
-        help="how many; or how many more or fewer than now")  # fmt: skip
+        help="how many processes shall train, or how many more or fewer than "
+        "now")  # fmt: skip
     _add_job(parser)
 
 
@@ -172,26 +190,26 @@ def _add_stop(parser: argparse.ArgumentParser) -> None:
 def _add_status(parser: argparse.ArgumentParser) -> None:
     _add_job(parser)
     add = parser.add_argument
-    add("--json", action="store_true", help="as an array of JSON")
-    add("--watch", action="store_true", help="again every second")
+    add("--json", action="store_true", help="print an array of JSON, one object a job")
+    add("--watch", action="store_true", help="print it again every second")
     add("--scaling", action="store_true",
-        help="what each number of replicas gives, by its checkpoint")  # fmt: skip
+        help="what each number of replicas brings, by the checkpoint")  # fmt: skip
     add("--worth", type=float, metavar="X",
-        help="of that, print only the largest number of which each is worth so much "
-        "of one alone, as 0.7")  # fmt: skip
+        help="print only the most replicas of which each is worth X of one alone, for "
+        "example 0.7")  # fmt: skip
 
 
 def _add_logs(parser: argparse.ArgumentParser) -> None:
     _add_job(parser)
     add = parser.add_argument
-    add("--rank", type=int, metavar="R", help="of this rank only")
+    add("--rank", type=int, metavar="R", help="show this rank only")
     add("--generation", type=int, metavar="G", help="default: the newest")
-    add("--tail", type=int, metavar="N", help="the last N lines of each rank")
+    add("--tail", type=int, metavar="N", help="show the last N lines of each rank")
     add("--since", metavar="T",
-        help="what was printed since then: 90s, 10m, 2h, 1d ago, or a time such as "
-        "12:30")  # fmt: skip
-    add("--stderr", action="store_true", help="only what went to stderr")
-    add("-f", "--follow", action="store_true", help="go on while the job runs")
+        help="show what was printed since then: 90s, 10m, 2h or 1d ago, or a time such "
+        "as 12:30")  # fmt: skip
+    add("--stderr", action="store_true", help="show only what went to stderr")
+    add("-f", "--follow", action="store_true", help="continue while the job runs")
 
 
 def _add_checkpoints(commands: Any) -> None:
@@ -206,8 +224,8 @@ def _add_checkpoints(commands: Any) -> None:
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", nargs="?", metavar="JOB",
-        help="its name or the process number of its launcher; may be left out if "
-        "there is one")  # fmt: skip
+        help="the job's name or its launcher's process number, if several "
+        "run")  # fmt: skip
 
 
 def _lazily(module: str, function: str) -> Callable[[argparse.Namespace], int]:

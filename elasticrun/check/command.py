@@ -29,26 +29,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `elasticrun check`."""
     add = parser.add_argument
     add("--at", action="append", default=[], metavar="E:L:K",
-        help="restart only here: after K batches of loop L of epoch E, or E:end; "
-        "several for several restarts of one run")  # fmt: skip
+        help="restart only here: after K batches of loop L of epoch E; E:end is the "
+        "end of an epoch, afterE:L:K a loop behind it; repeat it for several "
+        "restarts")  # fmt: skip
     add("--replicas", default=None, metavar="N,N,...",
-        help=f"numbers of replicas to check with (default: {_DEFAULT_SIZES}); with "
-        "--at, those of one generation after another")  # fmt: skip
+        help=f"numbers of replicas to check with; default: {_DEFAULT_SIZES}; with "
+        "--at those of one generation after another")  # fmt: skip
     add("--max-epochs", type=int, default=3, metavar="N",
-        help="of each epoch loop; 0 for all (default: 3)")  # fmt: skip
+        help="epochs of each epoch loop, 0 for all; default: 3")  # fmt: skip
     add("--max-batches", type=int, default=4, metavar="N",
-        help="of each loop; 0 for all (default: 4)")  # fmt: skip
+        help="batches or steps of each loop, 0 for all; default: 4")  # fmt: skip
     add("--kill", action="store_true",
-        help="kill -9 replicas as well, after a checkpoint")  # fmt: skip
+        help="also kill -9 all replicas, one batch after a checkpoint")  # fmt: skip
     add("--float64", action="store_true",
-        help="compute in double precision in every run")  # fmt: skip
+        help="compute in double precision in all runs")  # fmt: skip
     add("--ignore", action="append", default=[], metavar="PATTERN",
-        help="a field or file that may differ")  # fmt: skip
+        help="a field (such as variables.start) or file that may differ")  # fmt: skip
     add("--link", action="append", default=[], metavar="PATH",
         help="data that is only read: link it instead of copying it")  # fmt: skip
     add("--hang-timeout", default="60", metavar="SECONDS",
-        help="without a boundary (default: 60)")  # fmt: skip
-    add("--format", choices=("text", "json"), default="text")
+        help="how long no batch may come; default: 60, and five times that before "
+        "training begins")  # fmt: skip
+    add("--format", choices=("text", "json"), default="text",
+        help="how the report is written")  # fmt: skip
     add_script_arguments(parser)
 
 

@@ -43,18 +43,17 @@ class CombinedLoader(Looped):
             x, y = batch["labeled"]
             ...
 
-    A turn delivers the batches in the form in which the members were given: a
-    dictionary, or a list. Global batch k of each member in the loop depends on (seed,
-    epoch, loop, k) alone, as in a loop over one. Where `max_local_batch_size` cuts the
+    The batches come in the form in which the members were given: a dictionary, or a
+    list. Global batch k of each member in the loop depends on (seed,
+    epoch, loop, k) alone. Where `max_local_batch_size` cuts the
     batch of one member, the others' are cut into as many micro-batches. A member is at
     its own place in the loop: `labeled.num_valid`, `labeled.batch_index` and the like
     mean its part.
 
-    Losses over different members need weights of their own where the members' batches
-    do not divide alike among the replicas and micro-batches, as 8 and 16 samples among
-    3 replicas: `model.weigh(loss, member=labeled)`, or with a DDP or FSDP of the
-    program's own a factor of `labeled.loss_weight`. Otherwise the first backward pass
-    raises an error, before anything is trained.
+    Say whose samples a loss is over: `model.weigh(loss, member=labeled)`, or multiply
+    it with `labeled.loss_weight` under your own DDP or FSDP. This is needed where the
+    members' batches do not divide alike, for example 8 and 16 samples among 3 replicas.
+    Otherwise the first backward pass raises an error.
 
     With `batches(n)` each member delivers the next batches of endless passes, which are
     others than those of `batches` of the member itself.

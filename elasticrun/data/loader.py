@@ -64,12 +64,12 @@ else:  # Python has defaults from 3.13 on, and has no use for them.
 class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
     """A DataLoader that resumes at the sample, at any world size.
 
-    Each turn of a loop delivers this replica's part of a global batch, or of a
-    micro-batch of it. The samples of global batch k depend on (seed, epoch, loop, k)
-    alone. Other arguments are torch's (num_workers, collate_fn, pin_memory, timeout,
+    Each iteration delivers this replica's part of a global batch, or a micro-batch of
+    it. The samples of global batch k depend on (seed, epoch, loop, k) alone. Other
+    arguments are torch's (num_workers, collate_fn, pin_memory, timeout,
     worker_init_fn, multiprocessing_context, generator, prefetch_factor,
-    persistent_workers); `in_order=False` is taken but batches keep their order, without
-    which a position would mean nothing. Tensors of up to 128 KiB come from workers by
+    persistent_workers); `in_order=False` is accepted, but batches keep their order.
+    Tensors of up to 128 KiB come from workers by
     value, not in shared memory.
 
     Collective: make and iterate it on every replica, in the same order.
@@ -80,17 +80,17 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         dataset: A map-style data set: it has `len` and takes an index (or, with
             `__getitems__`, a list of them). Or one that is read in streams: `Streams`,
             `Mixed`, an `IterableDataset` of torch's or of Hugging Face's.
-        batch_size: Samples in a global batch, over all replicas; or a plan of it, from
-            samples seen to size, as {0: 64, 100_000: 128}. Samples seen are those of
-            the epochs before, and of the loop; with `batches`, of all passes.
-        shuffle: Deliver each loop in an order of its own.
+        batch_size: Samples in a global batch, over all replicas. Or a plan from samples
+            seen to size, for example {0: 64, 100_000: 128}. Samples seen are those of
+            the epochs before and of the loop; with `batches`, of all passes.
+        shuffle: Deliver each loop in another order.
         seed: What orders and the random draws of workers depend on.
         drop_last: Leave out a last global batch that is not full.
-        even_batches: Every replica takes part in every step: one without a sample of
-            its own in a short batch gets a padding sample of weight 0. Without it (for
-            evaluation) there is no padding, and a replica may see fewer batches.
-        max_local_batch_size: Samples that fit into one forward pass; a larger local
-            batch is cut into micro-batches, between which nothing is stepped.
+        even_batches: Every replica takes part in every step. One without a sample in a
+            short batch gets a padding sample of weight 0. With False (for evaluation)
+            there is no padding, and a replica may see fewer batches.
+        max_local_batch_size: The most samples in one forward pass. A larger share of a
+            batch is cut into micro-batches, and optimizers step after the last one.
         seed_each: "batch" seeds the random generators in DataLoader workers once a
             batch; "sample" before each sample, so that augmentation depends on neither
             world size nor worker count (and with `num_workers=0` too).

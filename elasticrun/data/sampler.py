@@ -36,7 +36,7 @@ class ElasticSampler(Sampler[int]):
 
     Args:
         dataset: Anything with a length; its samples are not read here.
-        shuffle: Whether each epoch has an order of its own; else it is 0, 1, 2, ...
+        shuffle: Whether each epoch has another order; else it is 0, 1, 2, ...
         seed: The same on every rank.
         num_replicas: R; the default process group's world size, or 1 without one.
         rank: r; this process's rank in the default process group, or 0 without one.

@@ -170,7 +170,7 @@ def _check(accelerator: Accelerator) -> None:
         raise ElasticRunError(
             f"the Accelerator trains by {kind.value}, whose model and optimizer cannot "
             "be kept here. Train with plain data parallelism, or shard the model with "
-            "fully_shard, register it, and step as docs/usage.md says."
+            "fully_shard, register it, and step as docs/howto/own-ddp.md says."
         )
     check_num_processes(
         "the Accelerator",

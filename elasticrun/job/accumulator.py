@@ -22,12 +22,12 @@ T = TypeVar("T")
 
 
 class Accumulator(MutableMapping[SumKey, Any]):
-    """Sums over all replicas, right after any restarts; what AdaptDL's of that name is.
+    """Sums over all replicas, which stay right through any restart.
 
-    In a loop, add to it: with `+=` and `-=` to one sum, or to several by a dictionary
+    Add to one sum in a loop with `+=` and `-=`, or to several with a dictionary
     (`total += {"loss": loss, "samples": n}`). After the loop, a `synchronized` block
-    adds the replicas up; within, it is a dictionary of the sums, in which a missing one
-    is 0:
+    adds up all replicas. Inside of it the accumulator is a dictionary of the sums, in
+    which a missing one is 0:
 
         for x, y in valid:
             total["loss"] += criterion(model(x), y).item() * valid.num_valid
@@ -36,15 +36,15 @@ class Accumulator(MutableMapping[SumKey, Any]):
             print(total["loss"] / total["samples"])
             total.clear()
 
-    Padding is among the samples of a batch: count `num_valid` of them, or make the
-    loader with `even_batches=False`.
+    A batch may contain padding: count `num_valid` samples, or make the loader with
+    `even_batches=False`.
 
-    Sums are exact and rounded once, when they are read, so they do not depend on the
-    number of replicas. Outside of a block nothing can be read: a sum would be that of
-    this replica since some restart.
+    Sums are exact, and rounded once when they are read, so they do not depend on the
+    number of replicas. Nothing can be read outside of a block, since that would be the
+    sum of this replica since some restart.
 
-    One that is made in an epoch, without a name, begins at 0 there and ends with the
-    epoch. Any other lasts as long as the job.
+    An accumulator without a name that is made in an epoch begins at 0 there, and ends
+    with the epoch. Any other one lasts as long as the job.
 
     Collective: make it on every replica, and enter blocks on every replica in the same
     order. What a block changes must be the same on all.

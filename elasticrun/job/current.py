@@ -78,26 +78,26 @@ def init(
 
     Args:
         checkpoint_dir: Where checkpoints are kept, on a file system that all replicas
-            see; or the URL of an object store, as s3://bucket/job. Default:
+            see; or the URL of an object store, such as s3://bucket/job. Default:
             ELASTICRUN_CHECKPOINT_DIR; without either, nothing is saved.
         save_interval: Seconds between checkpoints; 0 saves at every boundary, "auto" by
             what saves cost, "off" only on a stop, at the end and on request. Default:
             ELASTICRUN_SAVE_INTERVAL, or 300.
         save_every: Also after so many global batches since the last checkpoint, at the
-            end of each "epoch", or both as "500,epoch". Default:
+            end of each "epoch", or both: "500,epoch". Default:
             ELASTICRUN_SAVE_EVERY.
         keep: How many checkpoints are kept. Default: ELASTICRUN_KEEP, or 3.
-        keep_every: Besides, every n-th stays for ever. Default: ELASTICRUN_KEEP_EVERY.
-        keep_best: Besides, the one in which a value in `Variables` was best stays, as
-            ("accuracy", "max"). Default: ELASTICRUN_KEEP_BEST ("accuracy:max").
+        keep_every: Besides, every n-th one stays. Default: ELASTICRUN_KEEP_EVERY.
+        keep_best: Besides, the one in which a value in `Variables` was best stays: for
+            example ("accuracy", "max"). Default: ELASTICRUN_KEEP_BEST ("accuracy:max").
         async_save: Whether training goes on while a checkpoint is written, which takes
             memory for a copy of all states; False lets it wait. Default:
             ELASTICRUN_ASYNC_SAVE, or True.
-        rescue: Whether the states are remembered at each boundary, so that a survivor
-            saves the last one when another replica dies. Where that takes more than 50
-            microseconds and than 1 % of a step, it is left out, and a line in the log
-            says so; "always" does it nevertheless. On GPUs it is on with "always" only:
-            each step then waits for its gradients (docs/gpus.md). Default:
+        rescue: Whether a survivor saves the last boundary when another replica dies,
+            for which each one remembers its states. If that takes more than 50
+            microseconds and 1 % of a step, it is left out, and a line in the log says
+            so; "always" does it all the same. On GPUs it needs "always":
+            each step then waits for its gradients (docs/howto/gpus.md). Default:
             ELASTICRUN_RESCUE ("on", "off", "always"), or True.
         trust_pickle: Names of states (of `register` and `Variables`) that may hold any
             object. Loading them executes whatever is in their files, so trust all who

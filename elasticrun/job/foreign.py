@@ -28,12 +28,12 @@ class ForeignLoop:
             loop.end()
         loop.finish()
 
-    Nothing is saved but in `pass_boundary`, `end` and `finish`. What a trainer counts
-    or sums up itself belongs into a `State`, or into `register`. A loop over an
-    `AdaptiveDataLoader` in the body of a step, as of an evaluation, belongs to that
-    step, and is repeated with it.
+    The job saves only in `pass_boundary`, `end` and `finish`. Keep what the trainer
+    counts or sums up in a `State`, or `register` it. A loop over an
+    `AdaptiveDataLoader` in the body of a step, for example of an evaluation, belongs to
+    that step, and is repeated with it.
 
-    Collective: make it, and call all methods but `take`, on every replica alike.
+    Collective: make it, and call all methods except `take`, on every replica alike.
     Replay: nothing of the trainer is replayed; `begin` says where it goes on.
 
     Args:
@@ -176,7 +176,7 @@ class ForeignLoop:
         self._job.boundary.reach(ends_epoch=True)
 
     def leave(self) -> None:
-        """Leave the epoch unfinished, as by an exception that the program catches.
+        """Leave the epoch unfinished, for example after an exception that is caught.
 
         The next `begin` goes on at the last boundary. Does nothing between epochs.
         """

@@ -150,15 +150,15 @@ class Variables:
         best.accuracy = max(best.accuracy, accuracy)
 
     Values may be numbers, text, tensors, and lists, tuples, sets and dictionaries of
-    them. Rank 0's are saved, and all replicas load them, so let them be the same on
-    all: a sum over a loop belongs into an `Accumulator`.
+    them. Rank 0's are saved, and all replicas load them, so keep them the same on all
+    replicas. For a sum over a loop use an `Accumulator`.
 
     Collective: make it on every replica, in the same order.
     Replay: made again in each generation; loads the saved values over the initial ones.
     What replayed code changes is undone where the replay ends.
 
     Args:
-        name: What it is called in checkpoints; one per name.
+        name: What checkpoints call it; one per name.
         initial: The attributes. Saved ones that are not among them come back too.
 
     Raises:

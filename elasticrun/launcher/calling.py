@@ -185,7 +185,7 @@ def launch(
     Args:
         replicas: A number, "auto", or "MIN:MAX".
         checkpoint_dir: Where it goes on from; None for a temporary one, which serves
-            restarts and is removed at the end, but for the logs of a job that failed.
+            restarts and is removed at the end, except for the logs of a failed job.
         wait: Return the results; else a `LaunchedJob` at once.
 
     Returns:

@@ -34,10 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "paths", nargs="+", metavar="PATH",
         help="files, notebooks or folders; - for standard input",
     )  # fmt: skip
-    parser.add_argument("--format", choices=FORMATS, default="text")
+    parser.add_argument(
+        "--format", choices=FORMATS, default="text", help="how findings are written"
+    )
     parser.add_argument(
         "--select", type=_codes, default=(), metavar="CODES",
-        help="report only these codes (or their beginnings), separated by commas",
+        help="report only these codes or beginnings of codes, separated by commas",
     )  # fmt: skip
     parser.add_argument(
         "--ignore", type=_codes, default=(), metavar="CODES", help="do not report these"
@@ -45,17 +47,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pedantic", action="store_true", help="report hints as well")
     parser.add_argument(
         "--diff", action="store_true",
-        help="print what makes plain scripts elastic as a patch, findings to stderr",
+        help="print a patch that makes plain scripts elastic; findings go to stderr",
     )  # fmt: skip
     parser.add_argument(
-        "--explain-zones", action="store_true", help="print the zone of each line"
+        "--explain-zones",
+        action="store_true",
+        help="print the zone of each line instead of findings",
     )
     parser.add_argument(
-        "--statistics", action="store_true", help="how often each rule found something"
+        "--statistics",
+        action="store_true",
+        help="also print how often each rule found something",
     )
     parser.add_argument(
         "--stdin-filename", type=Path, default=Path("stdin.py"), metavar="PATH",
-        help="what to call standard input, and where it would stand",
+        help="with -: the name and place of what is read from standard input",
     )  # fmt: skip
     parser.add_argument(
         "--isolated", action="store_true", help="do not read pyproject.toml"

@@ -54,27 +54,26 @@ _MEASURED = {"noise": "measure_noise=True", "progress": 'scaling="adascale"'}
 class AdaptiveDataParallel(nn.Module):
     """A module whose training step is the same at any world size.
 
-    With several replicas it is a `DistributedDataParallel`, with one the bare module; a
+    With several replicas it is a `DistributedDataParallel`, with one the bare module. A
     module that `fully_shard` has sharded stays what it is.
-    Gradients are weighed by each micro-batch's share in the global batch, as the mean
-    over its samples needs it; other means, sums, and losses over outputs of other
-    replicas go through `weigh`. Where `max_local_batch_size` cuts the batch into
-    micro-batches, they accumulate out of sight and are reduced once, and the optimizer,
-    the scheduler and a registered `GradScaler` act once. The loop's code does not
-    change for it.
 
-    The module, the optimizer and the scheduler are kept in every checkpoint, the module
-    as if it were bare. Its attributes and methods can be reached through this one, and
-    its parameters and buffers keep their names, also of a module that `torch.compile`
-    has wrapped; `module` is what was given. A copy (`copy.deepcopy`, `AveragedModel`)
-    is a copy of that.
+    Gradients are weighed by each micro-batch's share of the global batch, which is
+    right for a mean over samples. Pass other means, sums, and losses over outputs of
+    other replicas through `weigh`. If `max_local_batch_size` cuts the batch
+    into micro-batches, gradients accumulate and are reduced once. The optimizer, the
+    scheduler and a registered `GradScaler` act once, and your loop does not change.
+
+    The module, the optimizer and the scheduler are in every checkpoint, the module as
+    if it were bare. You reach its attributes and methods through this object. Its
+    parameters and buffers keep their names, also after `torch.compile`; `module` is
+    what was given. A copy (`copy.deepcopy`, `AveragedModel`) is a copy of that.
 
     Buffers, such as BatchNorm's averages, are rank 0's on all replicas after each
     training step. Forward passes without gradients communicate nothing, so replicas may
     evaluate different numbers of batches. Neither is true of a sharded module.
 
-    Parameters may be frozen and unfrozen later. Gradients that would stay a replica's
-    own, as those of a second backward pass after one forward pass, are refused.
+    Parameters may be frozen and unfrozen later. A second backward pass after one
+    forward pass is refused, since its gradients would stay on one replica.
 
     Collective: make it on every replica, in the same order, and let each micro-batch
     have its forward and backward pass on all of them.
@@ -206,7 +205,7 @@ class AdaptiveDataParallel(nn.Module):
 
     @property
     def noise(self) -> Noise:
-        """The noise of gradients, as measured in the newer half of 512 steps or fewer.
+        """The noise of gradients, measured in the newer half of 512 steps or fewer.
 
             print(model.noise)  # critical batch size 812 +- 95 (measured in 64 steps)
 
@@ -306,10 +305,9 @@ class AdaptiveDataParallel(nn.Module):
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Let one of DDP's communication hooks average the gradients, as a DDP does.
 
-        With one replica there is nothing to communicate; FSDP has hooks of its own.
-        Compressed gradients are not
-        those of one replica to rounding. What a hook remembers from step to step, as
-        PowerSGD does, is in no checkpoint: after a restart it begins anew.
+        With one replica there is nothing to communicate; FSDP has other hooks.
+        Compressed gradients depend on the number of replicas. What a hook remembers
+        from step to step, for example PowerSGD's error, is in no checkpoint.
 
         Collective: call it on every replica, once, before training.
         Replay: registers again in each generation.

@@ -11,7 +11,7 @@ DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
 _FENCE = re.compile(
@@ -107,3 +107,19 @@ def side_of(diff: str, side: str) -> str:
     lines = diff.splitlines()
     assert all(line[:1] in ("-", "+", " ", "") for line in lines)
     return "\n".join(line[1:] for line in lines if line[:1] in (side, " ", ""))
+
+
+def sentences(text: str) -> list[str]:
+    """Return the sentences of Markdown: of paragraphs, points of lists, cells."""
+    text = re.sub(r"^(?: {4}.*\n)+", "\n", _FENCE.sub("\n\n", text), flags=re.MULTILINE)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)\s]+\)", r"\1", text)
+    text = re.sub(r"`[^`]*`", "code", text)
+    text = re.sub(r"^(#+ .*|[-*] |\d+\. )", r"\n\n\1", text, flags=re.MULTILINE)
+    text = re.sub(r"(?<!\\)\|", "\n\n", text)
+    blocks = (re.sub(r"\s+", " ", block) for block in re.split(r"\n\s*\n", text))
+    return [
+        sentence.strip()
+        for block in blocks
+        for sentence in re.split(r"(?<=[.?!])\s+(?=[\"A-Za-z(*])", block)
+        if re.search(r"\w", sentence)
+    ]

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from elasticrun.job import current
 from elasticrun.testing import run_generation
@@ -41,7 +41,7 @@ def fewer_epochs(code: str) -> str:
 # What runs at one replica and at three, by its name.
 AT_ANY_SIZE = {
     **{block.name: block.code for block in PYTHON if block.sizes == (1, 3)},
-    **{f"{block.name}+": side_of(block.code, "+") for block in DIFFS},
+    **{f"{b.name}+": side_of(b.code, "+") for b in DIFFS if b.sizes == (1, 3)},
     **{f"{code} right": fewer_epochs(p.prelude + p.right) for code, p in PAGES.items()},
 }
 
@@ -123,6 +123,7 @@ def run_blocks(codes: dict[str, str], directory: str) -> list[str]:
     """Run code in one replica, one after another, each in a directory of its own."""
     sys.modules["requests"] = types.ModuleType("requests")
     sys.modules["requests"].__dict__["post"] = post
+    sys.modules.update(adaptdl_alone())
     printed = []
     gc.freeze()  # What is there stays, and is not looked through after each.
     for number, (name, code) in enumerate(codes.items()):
@@ -139,13 +140,26 @@ def run_blocks(codes: dict[str, str], directory: str) -> list[str]:
 
 
 def write_records(folder: Path) -> None:
-    """Write the files that docs/streams.md reads."""
+    """Write the files that docs/howto/streams.md reads."""
     folder.mkdir(exist_ok=True)
     for name in ("a.jsonl", "b.jsonl"):
         lines = "".join(f'{{"n": {n}, "name": "{name}"}}\n' for n in range(40))
         whole = folder / f"{name}.{os.getpid()}"
         whole.write_text(lines)
         whole.replace(folder / name)
+
+
+def adaptdl_alone() -> dict[str, types.ModuleType]:
+    """Stand for AdaptDL in one process: no torch of today can import it."""
+    package, module = types.ModuleType("adaptdl"), types.ModuleType("adaptdl.torch")
+    package.__dict__["torch"] = module
+    module.__dict__.update(
+        init_process_group=lambda backend: None,
+        AdaptiveDataLoader=DataLoader,
+        AdaptiveDataParallel=lambda net, optimizer, scheduler: net,
+        remaining_epochs_until=range,
+    )
+    return {"adaptdl": package, "adaptdl.torch": module}
 
 
 def post(url: str, json: object) -> None:
@@ -180,7 +194,7 @@ def effects_at(size: int, codes: dict[str, str], directory: Path) -> dict[str, E
 @pytest.mark.slow(35)
 @pytest.mark.wide
 def test_three_replicas_print_what_one_prints(tmp_path: Path) -> None:
-    without = {f"{block.name}-": side_of(block.code, "-") for block in DIFFS}
+    without = {f"{b.name}-": side_of(b.code, "-") for b in DIFFS if b.sizes == (1, 3)}
     alone = effects_at(1, {**AT_ANY_SIZE, **without}, tmp_path / "1")
     together = effects_at(3, AT_ANY_SIZE, tmp_path / "3")
     wrong = [
@@ -218,6 +232,22 @@ def test_a_block_for_one_number_of_replicas_runs(
     else:
         monkeypatch.chdir(tmp_path)
         run_block(block.code, block.name)
+
+
+@pytest.mark.slow
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    "block", [pytest.param(b, id=b.name) for b in DIFFS if len(b.sizes) == 1]
+)
+def test_both_sides_of_a_diff_for_one_number_print_the_same(
+    block: Block, tmp_path: Path
+) -> None:
+    """A framework's Trainer, without elasticrun in one process and with it in some."""
+    (size,) = block.sizes
+    sides = {side: {block.name: side_of(block.code, side)} for side in "-+"}
+    before = effects_at(1, sides["-"], tmp_path / "before")[block.name].printed
+    after = effects_at(size, sides["+"], tmp_path / "after")[block.name].printed
+    assert after[0].splitlines()[-1] == before[0].splitlines()[-1]
 
 
 def test_diff_of_readme_changes_few_lines() -> None:

@@ -1,7 +1,7 @@
 """Scripts of well-known shapes, as they are and with elasticrun, through restarts.
 
-Each file of docs/ports is a diff of a whole script, and docs/recipes.md has a table of
-them. Few lines are new; what a script does is the same with a stop, a `kill -9`, and
+Each file of docs/ports is a diff of a whole script, and docs/howto/loops.md has a table
+of them. Few lines are new; what a script does is the same with a stop, a `kill -9`, and
 another number of replicas in between.
 """
 
@@ -103,8 +103,10 @@ def test_port_has_no_findings(name: str) -> None:
 
 
 def test_recipes_say_how_many_lines_are_new() -> None:
-    recipes = (ROOT / "docs" / "recipes.md").read_text()
-    said = re.findall(r"^\| \[\w+\]\(ports/(\w+)\.diff\) .* (\d+) \|$", recipes, re.M)
+    recipes = (ROOT / "docs" / "howto" / "loops.md").read_text()
+    said = re.findall(
+        r"^\| \[\w+\]\(\.\./ports/(\w+)\.diff\) .* (\d+) \|$", recipes, re.M
+    )
     num_new = {
         name: len(re.findall(r"^\+", (FOLDER / f"{name}.diff").read_text(), re.M))
         for name in PORTS

@@ -5,17 +5,31 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import signal
+import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 import elasticrun
+from elasticrun.check.report import ExitCode
+from elasticrun.errors import BY_SIGNAL, FAILED, NO_JOB, REFUSED, STOPPED, USAGE
 from elasticrun.saving.settings import Settings
-from tests.docs.documents import DOCUMENTS, ROOT, anchors, links, mentioned_tests
+from tests.docs.documents import (
+    DOCUMENTS,
+    ROOT,
+    anchors,
+    links,
+    mentioned_tests,
+    sentences,
+)
 
-GUARANTEES = ROOT / "docs" / "guarantees.md"
-API = ROOT / "docs" / "api.md"
+sys.path.insert(0, str(ROOT / "docs"))
+from command_line import complete
+
+GUARANTEES = ROOT / "docs" / "explanation" / "guarantees.md"
+REFERENCE = ROOT / "docs" / "reference"
 IDS = [str(document.relative_to(ROOT)) for document in DOCUMENTS]
 
 
@@ -59,34 +73,106 @@ def test_each_promise_names_a_test() -> None:
             assert re.search(r"tests/[\w/]+\.py::\w+", line), line
 
 
+def rows(page: str) -> list[list[str]]:
+    """Return the cells of all tables on a page of the reference."""
+    text = (REFERENCE / page).read_text(encoding="utf-8")
+    return [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip("|"))]
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
+
+
 def test_every_public_name_is_in_the_reference() -> None:
-    text = API.read_text(encoding="utf-8")
-    missing = [name for name in elasticrun.__all__ if f"`{name}" not in text]
+    listed = [cells[0].strip("`") for cells in rows("api.md")]
+    assert sorted(name for name in listed if name in elasticrun.__all__) == sorted(
+        elasticrun.__all__
+    )
+
+
+def test_the_command_line_has_the_arguments_of_the_parsers() -> None:
+    page = (REFERENCE / "command-line.md").read_text(encoding="utf-8")
+    assert complete(page) == page, "write it anew: python docs/command_line.py"
+
+
+def test_settings_have_the_arguments_and_defaults_of_the_code() -> None:
+    listed = {
+        (cells[0].strip("`"), cells[1].strip("`"))
+        for cells in rows("settings.md")
+        if cells[2] not in ("meaning", "---")
+    }
+    arguments = inspect.signature(elasticrun.init).parameters
+    assert listed == {
+        (each.metadata["variable"], each.name if each.name in arguments else "")
+        for each in fields(Settings)
+    }
+    said = {cells[0].strip("`"): cells[3] for cells in rows("settings.md")}
+    for variable in ("KEEP", "GRACE", "SAVE_INTERVAL"):
+        default = getattr(Settings(), variable.lower())
+        assert float(said[f"ELASTICRUN_{variable}"]) == default
+
+
+def test_exit_codes_are_those_of_the_code() -> None:
+    said = {cells[0]: cells[1] for cells in rows("exit-codes.md")}
+    assert {"1", "2", "3", "4", "75"} <= said.keys()
+    assert (FAILED, USAGE, NO_JOB, REFUSED, STOPPED) == (1, 2, 3, 4, 75)
+    (codes,) = (code for code in said if code.startswith("130"))
+    names = re.findall(r"SIG\w+", said[codes])
+    assert [BY_SIGNAL[signal.Signals[name]] for name in names] == [
+        int(code) for code in codes.split(",")
+    ]
+    codes_of_check = {cells[0] for cells in rows("check.md") if cells[0].isdigit()}
+    assert codes_of_check == {str(int(code)) for code in ExitCode}
+
+
+def test_messages_are_in_the_source() -> None:
+    code = "".join(
+        re.sub(r'"\s*\n\s*f?"', "", path.read_text(encoding="utf-8"))
+        for path in (ROOT / "elasticrun").rglob("*.py")
+    )
+    missing = [
+        cells[0]
+        for cells in rows("messages.md")
+        if cells[0].startswith("`")
+        and not re.search(
+            r"[^\n]{0,90}?".join(map(re.escape, cells[0].strip("`").split("..."))), code
+        )
+    ]
     assert not missing
 
 
-def test_every_parameter_is_listed() -> None:
-    text = API.read_text(encoding="utf-8")
-    for name, listed in re.findall(r"`(\w+)\(([^`]*)\)`", text):
-        if name in elasticrun.__all__ and "..." not in listed:
-            made = getattr(elasticrun, name)
-            made = made.__init__ if name == "State" else made
-            real = [
-                each for each in inspect.signature(made).parameters if each != "self"
-            ]
-            values = re.sub(r"=\([^)]*\)", "", listed)
-            assert re.findall(r"(?:^|, )\**(\w+)", values) == real, name
+def test_the_glossary_has_the_words_of_the_project() -> None:
+    known = {word for cells in rows("glossary.md") for word in cells[0].split(", ")}
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    words = contributing.split("## Words")[1].split("## A change")[0]
+    terms = re.findall(r"^\| ([^|]+?) \|", words, re.MULTILINE)[2:]
+    assert {word for term in terms for word in term.split(", ")} - known == {
+        *("global", "local")  # There batches stand in one row.
+    }
 
 
 def test_every_variable_is_documented_and_read() -> None:
     read = {each.metadata["variable"] for each in fields(Settings)} - {""}
-    usage = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"ELASTICRUN_[A-Z_]+\b", usage)) == read
+    page = (REFERENCE / "settings.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"ELASTICRUN_[A-Z_]+\b", page)) == read
     launcher = (ROOT / "elasticrun/launcher/environment.py").read_text(encoding="utf-8")
     known = read | set(re.findall(r'"(ELASTICRUN_[A-Z_]+)"', launcher))
     for document in DOCUMENTS:
         text = document.read_text(encoding="utf-8")
         assert set(re.findall(r"ELASTICRUN_[A-Z_]+\b", text)) <= known
+
+
+def test_sentences_for_users_are_short() -> None:
+    for_developers = {ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"}
+    for_developers |= {ROOT / "docs" / name for name in ("design.md", "changes.md")}
+    long = [
+        f"{document.relative_to(ROOT)}: {sentence}"
+        for document in DOCUMENTS
+        if document not in for_developers
+        for sentence in sentences(document.read_text(encoding="utf-8"))
+        if len(sentence.split()) > 30
+    ]
+    assert not long
 
 
 def test_make_targets_exist() -> None:
@@ -97,11 +183,11 @@ def test_make_targets_exist() -> None:
         assert set(re.findall(r"(?:^|`| {4})make (\w+)", text, re.MULTILINE)) <= targets
 
 
-def test_ci_calls_the_readmes_tests_and_nothing_else() -> None:
+def test_ci_calls_the_tests_of_contributing_and_nothing_else() -> None:
     lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     commands = [
         line for line in lines if line and not line.startswith(("#", "set", "cd"))
     ]
     assert commands == ["make test", "make wide"]
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert all(f"`{command}`" in readme for command in commands)
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert all(command in text for command in commands)

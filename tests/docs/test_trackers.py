@@ -16,9 +16,8 @@ from elasticrun import request_checkpoint
 from tests.docs.documents import ROOT
 from tests.support.generations import Crash, run_once
 
-RECIPES = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-SECTION = RECIPES.partition("\n## Trackers")[2].partition("\n## ")[0]
-TENSORBOARD, MLFLOW = re.findall(r"^```text\n(.*?)^```$", SECTION, re.M | re.S)
+PAGE = (ROOT / "docs" / "howto" / "trackers.md").read_text(encoding="utf-8")
+TENSORBOARD, MLFLOW = re.findall(r"^```text\n(.*?)^```$", PAGE, re.M | re.S)
 NUM_STEPS, NUM_EPOCHS = 12, 3
 LOSSES = list(enumerate(float(step) for step in range(NUM_STEPS)))
 ACCURACIES = [(epoch, 0.5 + epoch) for epoch in range(NUM_EPOCHS)]
@@ -36,7 +35,7 @@ def run_with_kills(
     Args:
         forget: Called after each, for what ends with a process.
     """
-    script = compile(code, "recipes.md", "exec")
+    script = compile(code, "trackers.md", "exec")
     for kill_at in (2, 5, 8, 9, 11, NUM_STEPS + 1):
         names = names_for(kill_at)
         run_once(partial(exec, script, names), directory, async_save=False)

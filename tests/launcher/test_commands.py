@@ -93,7 +93,7 @@ def test_a_mistyped_command_is_answered(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_alone_it_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
-    assert "keep the job alive" in capsys.readouterr().err
+    assert "restart it after crashes" in capsys.readouterr().err
 
 
 def test_an_option_behind_the_script_is_noted(

@@ -22,7 +22,7 @@ from tests.support.stage import Stage
 
 pytestmark = [pytest.mark.slow(40), pytest.mark.wide]
 
-MANIFEST = REPOSITORY / "docs" / "kubernetes.yaml"
+MANIFEST = REPOSITORY / "docs" / "howto" / "kubernetes.yaml"
 VOLUME = "/mnt/checkpoints"
 NUM_SAMPLES = 9000
 # Each batch takes its time, until the test has seen enough.

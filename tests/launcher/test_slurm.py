@@ -1,4 +1,4 @@
-"""The recipe of docs/slurm.md on a real Slurm, and replicas that srun starts."""
+"""The recipe of docs/howto/slurm.md on a real Slurm, and replicas that srun starts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def slurm(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sl
 
 def recipe(stage: Stage, *, is_warned: bool = True) -> Path:
     """Return the batch script of the documentation."""
-    [text] = RECIPE.findall((REPOSITORY / "docs" / "slurm.md").read_text())
+    [text] = RECIPE.findall((REPOSITORY / "docs" / "howto" / "slurm.md").read_text())
     for before, after in CHANGES.items():
         assert before in text
         text = text.replace(before, after)

@@ -48,7 +48,7 @@ def test_a_call_that_is_preempted_goes_on_where_it_was(
     submitit = pytest.importorskip(
         "submitit", reason="requirements-dev.txt installs it"
     )
-    text = (REPOSITORY / "docs" / "slurm.md").read_text()
+    text = (REPOSITORY / "docs" / "howto" / "slurm.md").read_text()
     [recipe] = RECIPE.findall(text)
     module = stage.root / "recipe.py"
     module.write_text(MODULE + textwrap.dedent(recipe))

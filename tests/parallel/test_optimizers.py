@@ -123,7 +123,7 @@ def test_lbfgs_is_refused_over_several_replicas() -> None:
 
 
 def train_and_unfreeze(*, stop_in: int | None = None) -> list[Tensor]:
-    """Add a group of parameters after the first epoch, as docs/gradients.md has it."""
+    """Add parameters after the first epoch, as docs/howto/loops.md has it."""
     torch.manual_seed(0)
     body, head = nn.Linear(1, 3).requires_grad_(False), nn.Linear(3, 1)
     optimizer = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)

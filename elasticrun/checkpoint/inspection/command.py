@@ -104,25 +104,27 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("which", nargs="*", metavar="N", help="default: all")
+    parser.add_argument(
+        "which", nargs="*", metavar="N", help="numbers of checkpoints; default: all"
+    )
 
 
 def _add_show(parser: argparse.ArgumentParser) -> None:
     _add_checkpoint(parser, "which", "N")
-    parser.add_argument("state", nargs="?", metavar="STATE")
+    parser.add_argument("state", nargs="?", metavar="STATE", help="only this one")
 
 
 def _add_diff(parser: argparse.ArgumentParser) -> None:
     _add_checkpoint(parser, "old", "A")
     _add_checkpoint(parser, "new", "B")
-    parser.add_argument("state", nargs="?", metavar="STATE")
+    parser.add_argument("state", nargs="?", metavar="STATE", help="only this one")
 
 
 def _add_scaling(parser: argparse.ArgumentParser) -> None:
     _add_plan(parser)
     parser.add_argument("--worth", type=float, metavar="X",
-        help="print only the largest number of replicas of which each is worth so "
-        "much of one alone, as 0.7")  # fmt: skip
+        help="print only the most replicas of which each is worth X of one alone, for "
+        "example 0.7")  # fmt: skip
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
@@ -133,8 +135,12 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 def _add_export(parser: argparse.ArgumentParser) -> None:
     _add_checkpoint(parser, "which", "N")
     add = parser.add_argument
-    add("target", metavar="OUT", help="a file; safetensors if it ends so, else torch's")
-    add("--state", default="model", help="default: model")
+    add(
+        "target",
+        metavar="OUT",
+        help="a file: of safetensors if its name ends so, else of torch.save",
+    )
+    add("--state", default="model", help="the state to write; default: model")
     add("--force", action="store_true", help="replace a file that is there")
 
 
@@ -202,13 +208,17 @@ _Action = tuple[
     Callable[[argparse.Namespace], Iterator[str]],
 ]
 _ACTIONS: dict[str, _Action] = {
-    "list": ("which there are (this is the default)", lambda _: None, _list),
-    "verify": ("read every byte and say what is damaged", _add_verify, _verify),
-    "show": ("what one holds, or one state of it", _add_show, _show),
-    "diff": ("which values differ, and by how much", _add_diff, _diff),
-    "plan": ("which batch sizes the loaders have had", _add_plan, _plan),
-    "scaling": ("what each number of replicas gives", _add_scaling, _scaling),
-    "export": ("write a state as a file of its own", _add_export, _export),
+    "list": ("list the checkpoints (the default)", lambda _: None, _list),
+    "verify": ("read every byte, and name what is damaged", _add_verify, _verify),
+    "show": ("show what a checkpoint holds, or one state of it", _add_show, _show),
+    "diff": (
+        "compare two checkpoints: which values differ, and by how much",
+        _add_diff,
+        _diff,
+    ),
+    "plan": ("print the batch sizes that the loaders have had", _add_plan, _plan),
+    "scaling": ("print what each number of replicas brings", _add_scaling, _scaling),
+    "export": ("write a state as a plain file", _add_export, _export),
 }
 
 

@@ -113,7 +113,7 @@ class WeightedDraws:
 
 
 class RandomWindows:
-    """Draws of where a window into a long array begins, each as likely as another.
+    """Draws of where a window into a long array begins, all equally likely.
 
         train = AdaptiveDataLoader(
             windows, 64, sampler=RandomWindows(len(text), 256, num_samples=100_000)
@@ -151,7 +151,7 @@ class RandomWindows:
 
 
 class LengthGroups:
-    """A shuffled order in which the samples of a batch have like lengths.
+    """A shuffled order in which the samples of a batch have similar lengths.
 
     Windows of `window` global batches of a shuffled order are sorted by length and cut
     into batches, which come in a shuffled order again: every sample once in a loop, and

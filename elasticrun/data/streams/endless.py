@@ -18,7 +18,7 @@ _NO_END = 1 << 40  # Samples that a lane has.
 
 
 class Endless(Streams):
-    """Streams that are not counted, for `batches`: each lane goes on for ever.
+    """Streams that are not counted, for `batches`: each lane goes on without end.
 
         train = AdaptiveDataLoader(Endless(hugging_face_dataset), 64, shuffle=True)
         for batch in train.batches(100_000):

@@ -123,7 +123,8 @@ class TarShards(Streams):
         shards = TarShards("s3://bucket/train-*.tar", transform=decode)
 
     Args:
-        paths: As of `TextLines`; of compressed files, all before a sample is read, too.
+        paths: Like those of `TextLines`. To enter a compressed file, all that lies
+            before the sample is read.
         options: Those of `Streams`.
     """
 
@@ -179,7 +180,7 @@ class ParquetRows(Streams):
     Lengths come from the files' footers; a file is entered at a row group.
 
     Args:
-        paths: As of `TextLines`.
+        paths: Like those of `TextLines`.
         columns: Which ones to read; None for all.
         options: Those of `Streams`.
     """

@@ -30,16 +30,16 @@ _MAP_LANES = 64  # Of a map-style source, which any replica can read.
 
 
 class Mixed(InLanes):
-    """Samples of several data sets by weights, in shares that are exact.
+    """Samples of several datasets by weights, in exact shares.
 
         mix = Mixed({"web": web, "books": books}, {"web": 3, "books": 1})
         train = AdaptiveDataLoader(mix, 64, shuffle=True)
         for batch in train.batches(100_000):
             ...
 
-    Of each `block` samples in a row, every source has its share, at places that are
-    drawn anew for each block. A source goes on from block to block; when it has been
-    read through, its next pass begins, in an order of its own. `train.sources` names
+    Every source has its share of each `block` samples in a row, at places that are
+    drawn anew for each block. A source continues from block to block. When it has been
+    read through, its next pass begins, in another order. `train.sources` names
     the source of each sample of the current batch.
 
     Args:

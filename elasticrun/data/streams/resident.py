@@ -9,18 +9,18 @@ from elasticrun.data.streams.streams import Streams
 
 
 class ResidentShards(Streams):
-    """Shards that a replica loads once, and keeps: those of its lanes, and no others.
+    """Shards of which each replica loads its part once, and keeps it.
 
         shards = ResidentShards(
             lambda n: torch.load(f"shard-{n}.pt", map_location=elasticrun.device()),
             lengths=[50_000] * 64,
         )
 
-    Which ones these are depends on the rank and the world size alone, so that each
-    replica holds its share of the data in all epochs. They are loaded when a loader is
-    made: by replicas that prepare for a rescaling, while the others still train. In a
-    batch without a sample of its own, at the end of unequal shards, a replica also
-    loads another one's shard. With fewer lanes than replicas each loads all of it.
+    Which shards a replica loads depends on its rank and the world size alone, so it
+    holds its share of the data in all epochs. They are loaded when a loader is made:
+    before a rescaling, while the old replicas still train. At the end of unequal
+    shards, a replica without a sample also loads another one's shard. With fewer lanes
+    than replicas each one loads everything.
 
     Args:
         load: From the number of a shard to its samples, in something that is indexed.

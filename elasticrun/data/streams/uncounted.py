@@ -45,7 +45,7 @@ class Uncounted(InLanes):
     Args:
         streams: `Streams`, or an `IterableDataset`; its lanes, window and index are
             taken.
-        name: As of `Endless`.
+        name: Like that of `Endless`.
 
     Raises:
         TypeError: They have no end, or samples that are left out.

@@ -108,7 +108,7 @@ def _refused(trainer: Any) -> dict[str, str]:
         refused[f"the strategy {type(strategy).__name__}"] = (
             "of its states each device has a part, and Lightning puts these together "
             "for its own checkpoints alone. Shard with fully_shard in a loop of your "
-            "own, as docs/usage.md says"
+            "own, as docs/howto/own-ddp.md says"
         )
     if trainer.overfit_batches:
         refused["overfit_batches"] = (

@@ -73,7 +73,7 @@ def check(trainer: Any) -> None:
             raise ElasticRunError(
                 f"an elastic Trainer does not support {what}: after a restart, or at "
                 "another number of devices, it would not do what it did before. "
-                "docs/integrations.md says what works, and what to do instead."
+                "docs/migrating/trainer.md says what works, and what to do instead."
             )
     check_num_processes(
         "the Trainer",
