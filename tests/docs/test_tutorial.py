@@ -107,7 +107,7 @@ def shapes(text: str) -> list[str]:
     Without a rescue's, too: a process may die where nobody can save for it.
     """
     place = r"(the end of )?epoch \d+(, loop \d+(, sample \d+ of `\w+`( of \d+)?)?)?"
-    text = re.sub(r"; rank \d+ saved .*", "", text)
+    text = re.sub(r"; rank \d+ saved .*|, [^,]* left$", "", text, flags=re.MULTILINE)
     lines = re.sub(r"\d[\d.]*%?", "#", re.sub(place, "#", text)).splitlines()
     return [
         re.sub(r" +", " ", line).strip()
