@@ -81,6 +81,7 @@ class Rescue:
     Attributes:
         num_steps: How often an optimizer has stepped, or what else changes in a step.
         outcome: What this replica has saved, for people; empty if it has not.
+        is_off: Whether steps are too short for what boundaries cost; any thread.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Rescue:
         self._why_none = ""  # Why none is kept, if so.
         self._is_known = True  # What this replica has of sums, from its record.
         self._cost = _Cost()
-        self._is_off = False
+        self.is_off = False
         self._has_explained = False
         self._known: set[str] = set()  # The states that could be remembered once.
         self.outcome = ""
@@ -118,7 +119,7 @@ class Rescue:
     @property
     def is_on(self) -> bool:
         """Whether there was a boundary, and it may cost what it does; any thread."""
-        return self._steps_at >= 0 and not self._is_off
+        return self._steps_at >= 0 and not self.is_off
 
     # At each boundary.
 
@@ -128,7 +129,7 @@ class Rescue:
         Args:
             is_whole: Whether the states are all there is: no gradients wait for a step.
         """
-        if self._is_off:
+        if self.is_off:
             return
         begun = time.perf_counter()
         if self.num_steps != self._steps_at:
@@ -171,7 +172,7 @@ class Rescue:
         Raises:
             AgreementError: Another replica has died.
         """
-        if self._gpu is not None and not self._is_off:
+        if self._gpu is not None and not self.is_off:
             self._gpu.wait()
 
     def _keep(self, number: int, position: Position) -> Kept:
@@ -221,7 +222,7 @@ class Rescue:
             f"{self._cost.microseconds:.0f} microseconds, most of it {dearest!r}, "
             "which is more than 1 % of a step"
         )
-        self._is_off = True
+        self.is_off = True
 
     # After a death.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from elasticrun.checkpoint.events import local_directory
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.remote import storage_at
-from elasticrun.errors import REFUSED, USAGE, CheckpointError
+from elasticrun.errors import NO_JOB, REFUSED, USAGE, CheckpointError
 from elasticrun.launcher import environment
 from elasticrun.launcher.jobs import find_known_job, status_of_ended
 from elasticrun.launcher.options import (
@@ -49,7 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
     from elasticrun.launcher import running
 
     for option in _misplaced(arguments):
-        _note(f"note: {option} stands behind the script, so the script gets it")
+        _note(
+            f"note: {option} stands behind the script, so the script gets it; put it "
+            "before the script to give it to elasticrun"
+        )
     try:
         return running.run_job(_options(arguments))
     except OptionError as error:
@@ -303,11 +306,24 @@ def logs(arguments: argparse.Namespace) -> int:
 
 
 def _directory_of_ended(name: str | None) -> Path | None:
-    """Return where logs are if a job was named by its checkpoint or log directory."""
-    if name is None or not os.path.isdir(name) or _statuses(name)[0]:
+    """Return where the logs of a job are that has ended; None if it is running.
+
+    Raises:
+        JobError: There is no such job, or more than one.
+    """
+    if name is not None and os.path.isdir(name) and not _statuses(name)[0]:
+        inner = Path(name) / "logs"
+        return inner if inner.is_dir() else Path(name)
+    known = find_known_job(name)
+    if known.status is not None:
         return None
-    inner = Path(name) / "logs"
-    return inner if inner.is_dir() else Path(name)
+    log_dir = status_of_ended(known)["log_dir"]
+    if log_dir is None:
+        raise JobError(
+            f"{known.name} was not started by elasticrun run, so it has no logs",
+            exit_code=NO_JOB,
+        )
+    return Path(log_dir)
 
 
 def _say(text: str) -> None:

@@ -76,4 +76,7 @@ def _state(job: KnownJob) -> dict[str, Any]:
     moods = {0: "good", **dict.fromkeys(STOP_CODES, "still")}
     is_running = status["state"] == "running"
     mood = "busy" if is_running else moods.get(status["code"], "bad")
-    return {"text": "running" if is_running else status["text"], "mood": mood}
+    text = "running" if is_running else status["text"]
+    if mood == "good":
+        text = "finished"  # It says after how long, which is the last start's time.
+    return {"text": text, "mood": mood}

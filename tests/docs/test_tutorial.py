@@ -107,7 +107,8 @@ def shapes(text: str) -> list[str]:
     Without a rescue's, too: a process may die where nobody can save for it.
     """
     place = r"(the end of )?epoch \d+(, loop \d+(, sample \d+ of `\w+`( of \d+)?)?)?"
-    text = re.sub(r"; rank \d+ saved .*|, [^,]* left$", "", text, flags=re.MULTILINE)
+    left_out = r"; rank \d+ saved .*|; no rescue: .*|, [^,]* left$"
+    text = re.sub(left_out, "", text, flags=re.MULTILINE)
     lines = re.sub(r"\d[\d.]*%?", "#", re.sub(place, "#", text)).splitlines()
     return [
         re.sub(r" +", " ", line).strip()

@@ -144,6 +144,7 @@ class Reporter:
             "gpu_utilization": gpu_utilization,
             "num_forward_passes": job.num_forward_passes,
             "can_rescue": job.rescue is not None and job.rescue.is_on,
+            "is_too_short": job.rescue is not None and job.rescue.is_off,
             "failed_saves": job.num_failed_saves,
             "saved_at": None if newest is None else newest.time,
         }

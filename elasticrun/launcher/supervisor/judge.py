@@ -74,6 +74,7 @@ def verdict_of(generation: Generation, *, reason: str, place: Place) -> Verdict:
         num_passed=first.get("num_passed", 0),
         newest=newest,
         rescued=generation.rescued,
+        is_too_short=first.get("is_too_short", False),
         is_own_fault=bool(reason) or cause.is_own_fault,
         is_by_launcher=cause.is_by_launcher and not reason,
         is_from_outside=cause.is_from_outside and not reason,
@@ -239,7 +240,7 @@ class Judge:
     def _restart(self, verdict: Verdict, number: int) -> NextAction:
         self._say_crash(
             f"generation {number} crashed at {verdict.where}: {verdict.text}"
-            + (f"; {verdict.rescued}" if verdict.rescued else ""),
+            + _rescued(verdict),
             verdict,
             number,
         )
@@ -250,6 +251,15 @@ class Judge:
             return self.fail(text, trace="" if is_seen else verdict.trace)
         self._console.event(text, "restart", cause="a crash", delay=delay)
         return NextAction(delay=delay)
+
+
+def _rescued(verdict: Verdict) -> str:
+    """Return what was rescued after a replica was killed, or why it was not."""
+    if verdict.rescued:
+        return f"; {verdict.rescued}"
+    if verdict.is_too_short and verdict.code < 0:
+        return "; no rescue: steps are too short (ELASTICRUN_RESCUE=always)"
+    return ""
 
 
 def _saved(verdict: Verdict) -> str:

@@ -15,7 +15,7 @@ from elasticrun.lint.script import Script
 
 ER003 = Rule(
     "ER003 W a training that is not elastic yet",
-    help="write that; `elasticrun lint --diff` prints what is certain as a patch",
+    help="`elasticrun lint --diff` prints the safe changes as a patch",
 )
 
 Loop = ast.For | ast.While
