@@ -186,7 +186,9 @@ def _orders(program: Walked) -> Iterator[Finding]:
         module, node = event.step.module, event.at
         if program.zone(event.step) in ("", "D") or "HASHSEED" in module.text:
             continue
-        if not _TEXTS.search(event.text) or not _keeps_order(event):
+        calls = event.step.call.links()[-1:] if event.step.call else []
+        text = "".join([event.text, *(written(each.at) for each in calls)])
+        if not _TEXTS.search(text) or not _keeps_order(event):
             continue
         message = (
             "the order of a set of texts is another one in each process, so replicas "

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop, Read, Step, ValuePlace, Write
-from elasticrun.lint.program import doubts
+from elasticrun.lint.program import doubts, is_once
 from elasticrun.lint.rules.dataflow import PARTIAL, Dataflow, is_clock
 from elasticrun.lint.values import Value
 
@@ -171,9 +171,9 @@ def _numbered(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:
         if read is not None:
             message = (
                 f"`{write.name}` counts from 0 again when the interrupted loop "
-                f"continues, and is used as a step of the loop at line {loop.line}"
+                f"continues, and is used as a step at line {read.step.line}"
             )
-            yield flow.program.finding(ER304, read, message, doubts=doubts(loop))
+            yield flow.program.finding(ER304, write, message, doubts=doubts(loop))
 
 
 def _as_step(flow: Dataflow, place: ValuePlace, seen: set[ValuePlace]) -> Read | None:
@@ -231,7 +231,7 @@ ER211 = Rule(
 def _plain(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:
     """Yield a plain loader's loop; it is a hint if all that comes of it is shown."""
     program, graph, epoch = flow.program, flow.program.graph, loop.epoch
-    if epoch is None or loop.outer is not None:
+    if epoch is None or loop.outer is not None or is_once(loop.step):
         return
     if not any(each.sure for each in program.zones.loops_of(epoch)):
         return

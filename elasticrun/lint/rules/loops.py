@@ -315,7 +315,8 @@ ER002 = Rule(
 
 def _ranges(program: Walked) -> Iterator[Finding]:
     counted = {id(event.at) for event in program.events("counted")}
-    seen: set[ast.AST] = set()
+    # What is around whole loops of epochs is no loop of epochs itself.
+    seen = {turn for epoch in program.graph.epochs for turn in epoch.turns}
     for loop in program.graph.loops:
         if loop.loader.kind != "loader" or not loop.turns or not loop.sure:
             continue

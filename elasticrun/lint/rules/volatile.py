@@ -109,17 +109,20 @@ def _ends_at_once(
 ) -> bool:
     """Return whether a place is a flag that is asked behind its change, and leaves."""
     last = max(each.step.number for each in carried.survivors)
-    leaving = {
-        id(node)
+    guards = [
+        guard
         for event in program.events("left")
         if event.loop is epoch
         for guard in event.step.guards
-        for node in ast.walk(guard.test)
-    }
-    return all(
+    ]
+    if all(
         each.value is not None and each.value.kind == "const" and each.value.constant
         for each in carried.survivors
-    ) and all(id(each.at) in leaving and each.step.number > last for each in reads)
+    ):
+        leaving = {id(node) for each in guards for node in ast.walk(each.test)}
+    else:  # Whatever else it is, a later epoch finds it false.
+        leaving = {id(each.test) for each in guards if each.holds}
+    return all(id(each.at) in leaving and each.step.number > last for each in reads)
 
 
 def _over_turns(

@@ -105,7 +105,7 @@ def _run_assign(walk: Walk, node: ast.Assign) -> None:
     with walk.into(_sink_of(walk, node.targets)):
         value = walk.evaluate(node.value)
     value = _handed_through(walk, node, value)
-    if value.kind == "unknown" and isinstance(node.value, ast.Call):
+    if value.kind == "unknown" and isinstance(node.value, ast.Call | ast.BinOp):
         value.node, value.made_at = value.node or node.value, walk.current.number
         walk.write((value.uid, "[]"), node, "set", value, "")
     for target in node.targets:
