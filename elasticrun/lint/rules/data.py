@@ -186,8 +186,7 @@ def _orders(program: Walked) -> Iterator[Finding]:
         module, node = event.step.module, event.at
         if program.zone(event.step) in ("", "D") or "HASHSEED" in module.text:
             continue
-        calls = event.step.call.links()[-1:] if event.step.call else []
-        text = "".join([event.text, *(written(each.at) for each in calls)])
+        text = event.text + _given(event)
         if not _TEXTS.search(text) or not _keeps_order(event):
             continue
         message = (
@@ -195,6 +194,13 @@ def _orders(program: Walked) -> Iterator[Finding]:
             "and restarts number them differently"
         )
         yield program.finding(ER506, Spot(node, event.step), message)
+
+
+def _given(event: Event) -> str:
+    """Return what the function is given that makes a set, as the program writes it."""
+    call = event.step.call.at if event.step.call is not None else None
+    given = call.args if isinstance(call, ast.Call) else []
+    return " ".join(written(e) for e in given if not isinstance(e, ast.Constant))
 
 
 _LISTING = named("listdir glob iglob rglob iterdir scandir")

@@ -73,7 +73,8 @@ def _summed(
     if outside and any(e.epoch for e in flow.program.graph.loops if e.at is loop.at):
         return  # Of the same loop in an epoch ER302 speaks.
     is_own = write.value is not None and "batch" in write.value.taints
-    is_loud = is_own or (loudness == "decides" and not outside)
+    is_kept = not outside or write.how == "grow"
+    is_loud = is_own or (loudness == "decides" and is_kept)
     rule, unsure = ER202 if outside else ER302, doubts(loop)
     yield flow.program.finding(
         rule,

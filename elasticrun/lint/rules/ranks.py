@@ -228,6 +228,27 @@ def _uncertain(program: Walked) -> Iterator[Finding]:
             yield program.finding(ER208, event, message)
 
 
+def _cut_short(program: Walked) -> Iterator[Finding]:
+    """Yield breaks by which a replica takes fewer steps of a batch than others."""
+    trained = program.events("trained", role="optimizer")
+    for event in program.events("left"):
+        loop, turn = event.step.loop, next(reversed(event.turns), None)
+        if event.loop is not None or loop is None or not loop.sure:
+            continue
+        if not any(turn in e.turns and e.step.loop is loop for e in trained):
+            continue
+        inside = {id(node) for node in ast.walk(turn or ast.Pass())}
+        for guard in event.step.guards:
+            if id(guard.test) in inside and "batch" in guard.taints:
+                message = (
+                    f"how many steps the loop at line {getattr(turn, 'lineno', 0)} "
+                    "takes depends on this replica's part of the batch"
+                )
+                help_text = "let all replicas decide it: all_reduce what is asked"
+                at = Spot(guard.test, event.step)
+                yield program.finding(ER208, at, message, help_text=help_text)
+
+
 def _uncertain_of(guards: Iterable[Guard]) -> frozenset[str]:
     return frozenset().union(*(guard.taints for guard in guards)) & _UNCERTAIN
 
@@ -263,4 +284,6 @@ def _catches_stop(handler: ast.ExceptHandler) -> bool:
     return not STOPS.isdisjoint(map(last_name, kinds))
 
 
-CHECKS = (_collectives, _loops, _states, _paths, _trackers, _uncertain, _handlers)
+CHECKS = (
+    _collectives, _loops, _states, _paths, _trackers, _uncertain, _cut_short, _handlers
+)  # fmt: skip

@@ -44,7 +44,7 @@ def _fields(program: Walked, cls: Class) -> Iterator[Finding]:
     if step is None:
         return
     constructor = cls.methods.get("__init__")
-    own = _stored(constructor) if constructor is not None else set()
+    own = stored(constructor) if constructor is not None else set()
     changed = _changed_fields(program, cls)
     name = cls.node.name
     for field in sorted(own):
@@ -88,22 +88,22 @@ def _touched(function: ast.AST) -> set[str] | None:
     nodes = list(ast.walk(function))
     names = {each.id for each in nodes if isinstance(each, ast.Name)}
     called = {each.func for each in nodes if isinstance(each, ast.Call)}
-    fields = list(_fields_in(function))
+    fields = list(fields_in(function))
     found = {each.attr for each in fields}
     takes_all = names & _TAKING_ALL or "__dict__" in found or called & set(fields)
     return None if takes_all else found
 
 
-def _fields_in(node: ast.AST) -> Iterator[ast.Attribute]:
+def fields_in(node: ast.AST) -> Iterator[ast.Attribute]:
     """Yield what is written `self.name`."""
     for each in ast.walk(node):
         if isinstance(each, ast.Attribute) and written(each.value) == "self":
             yield each
 
 
-def _stored(function: ast.AST) -> set[str]:
+def stored(function: ast.AST) -> set[str]:
     """Return the fields that a method sets."""
-    fields = _fields_in(function)
+    fields = fields_in(function)
     return {each.attr for each in fields if isinstance(each.ctx, ast.Store)}
 
 
@@ -113,7 +113,7 @@ def _changed_fields(program: Walked, cls: Class) -> set[str]:
     for name, function in cls.methods.items():
         if name in ("__init__", "load", "save", "sync"):
             continue
-        found |= _stored(function)
+        found |= stored(function)
     for event in program.events("changed"):
         if event.value is not None and event.value.cls is cls:
             found.add(event.name)
@@ -251,6 +251,25 @@ def is_saved(value: Value, depth: int = 4) -> bool:
         return False
     inner = [*value.also, *(value.parts if value.kind == "model" else [])]
     return any(is_saved(each, depth - 1) for each in inner if each.is_object)
+
+
+def _copies(program: Walked) -> Iterator[Finding]:
+    """Yield copies that no state has, made when the model may be trained already."""
+    covered = _covered(program)
+    changed = {event.value for event in program.events("trained")}
+    for event in program.events("made", role="copy"):
+        [copy] = event.given.args
+        is_late = event.registered and program.is_kept_at_start(event)
+        if not is_late or not copy.is_model or copy.uid in covered:
+            continue
+        if copy.is_handed_on or copy in changed:
+            continue
+        message = (
+            "this copy is in no state, and each start makes it of what the checkpoint "
+            "has: after a restart it is one of the trained model"
+        )
+        help_text = "copy it before AdaptiveDataParallel, which loads the checkpoint"
+        yield program.finding(ER306, event, message, help_text=help_text)
 
 
 # What happens to what is trained, and what each start does.
@@ -394,4 +413,4 @@ def _own_values(program: Walked) -> Iterator[Finding]:
             yield program.finding(ER311, event, message, doubts=doubts(loop))
 
 
-CHECKS = (_states, _unregistered, _changes, _alike, _own_values)
+CHECKS = (_states, _unregistered, _copies, _changes, _alike, _own_values)

@@ -17,12 +17,13 @@ from elasticrun.lint.rules import (
     states,
     steps,
     suppressions,
+    tensors,
     volatile,
 )
 
 _MODULES = (
     suppressions, conversion, files, effects, loops, volatile, left_over,
-    states, steps, ranks, data,
+    states, tensors, steps, ranks, data,
 )  # fmt: skip
 
 RULES: dict[str, Rule] = {

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import EpochLoop, Read, Spot, ValuePlace, Write
+from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts, is_once
 from elasticrun.lint.rules.dataflow import PARTIAL, Carried, Dataflow, Turns, steps_of
 from elasticrun.lint.rules.left_over import behind
@@ -203,9 +204,17 @@ def _left(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
             yield program.finding(ER209, event, message)
 
 
+_SETTING = re.compile(r"(?:^|[._])(?:un)?(?:freeze|enable|disable)")
+
+
 def _in_one_epoch(program: Walked) -> Iterator[Finding]:
     """Yield changes of what no state has that are made in one epoch only."""
-    for event in program.events("set up"):
+    for event in program.events("set up", "trained"):
+        text = event.text
+        if event.what == "trained":
+            text = _set_by_apply(event.at)
+            if event.how != "apply" or not text:
+                continue
         guards = [
             each
             for each in event.step.guards
@@ -219,11 +228,17 @@ def _in_one_epoch(program: Walked) -> Iterator[Finding]:
         if "finished_epochs" in event.step.module.text:
             continue  # by which each start may do it as well
         message = (
-            f"`{event.text}` is changed in one epoch only, and is in no state: a "
+            f"`{text}` is changed in one epoch only, and is in no state: a "
             "restart in a later one does not change it again"
         )
         help_text = "test the epoch with >= or <, so that each epoch sets it"
         yield program.finding(ER301, event, message, help_text=help_text)
+
+
+def _set_by_apply(node: ast.AST) -> str:
+    """Return the function that `apply` is given, if it sets how modules train."""
+    given = node.args if isinstance(node, ast.Call) else []
+    return next((text for text in map(written, given) if _SETTING.search(text)), "")
 
 
 def _clocks(program: Walked) -> Iterator[Finding]:

@@ -25,7 +25,7 @@ from elasticrun.lint.values import (
 )
 from elasticrun.lint.walk.arguments import Called, arguments
 from elasticrun.lint.walk.elastic import assume_loop
-from elasticrun.lint.walk.losses import OF_CRITERIA, of_other_loss
+from elasticrun.lint.walk.losses import OF_CRITERIA, of_other_loss, taints_of_labels
 from elasticrun.lint.walk.walk import Walk
 
 
@@ -37,6 +37,7 @@ def call_unknown(walk: Walk, callee: Value, name: str, node: ast.Call) -> Value:
     value = opaque(walk, it)
     if looks_like_model(callee):
         value.taints = of_other_loss(value.taints)
+        value.taints |= taints_of_labels(it, walk.frame.module.text)
     value.taints |= callee.taints & OF_CRITERIA
     return value
 
@@ -282,6 +283,8 @@ def copy(walk: Walk, it: Called) -> Value | None:
         is_handed_on=False,
         uid=next_uid(),
     )
+    given = Arguments([made])
+    walk.note(it.node, "made", original, role="copy", given=given)
     return walk.made(made) if original.is_object else made
 
 

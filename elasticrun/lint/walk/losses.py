@@ -61,6 +61,17 @@ def _is_weighted(it: Called, position: int) -> bool:
     return has_weight or "ignore_index" in it.keywords
 
 
+_MASKED = re.compile(
+    r"-100\b|IGNORE_INDEX|DataCollatorFor(?:Language|Seq2Seq|TokenClass|WholeWord)"
+)
+
+
+def taints_of_labels(it: Called, program: str) -> frozenset[str]:
+    """Return the taint of the loss that a model makes of labels, if some are masked."""
+    is_masked = "labels" in it.keywords and _MASKED.search(program)
+    return frozenset((COUNTED,)) if is_masked else NO_TAINTS
+
+
 def taints_of_method(
     node: ast.Call, name: str, taints: frozenset[str]
 ) -> frozenset[str]:

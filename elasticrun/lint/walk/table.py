@@ -103,6 +103,13 @@ def _get(walk: Walk, it: MethodCalled) -> Value | None:
     return item(walk, it.receiver, it.args[0], it.node) if it.args else None
 
 
+def _join(walk: Walk, it: MethodCalled) -> Value:
+    """Join texts; where nothing stands between them, their characters count."""
+    if it.args and it.receiver.constant == "" and walk.sink.kind != "log":
+        externals.note_order(walk, it.args[0], it.node)
+    return unknown(taints=it.taints)
+
+
 def _count(_: Walk, it: MethodCalled) -> Value:
     pair = [unknown("batch_index"), it.receiver]
     return Value("wrapped", "zip", parts=pair, node=it.node)
@@ -322,6 +329,7 @@ _METHODS: dict[str, dict[str, Row]] = {
         _OTHERWISE: Row(),
     },
     "list": _CONTAINER,
+    "const": {"join": Row(do=_join)},
     "set": {
         **_CONTAINER,
         **dict.fromkeys(("union", "difference", "copy"), Row(gives="receiver")),
