@@ -6,7 +6,12 @@ import pytest
 
 from tests.lint.labelled import PROGRAMS, Measured, measure
 
-MISSED: dict[tuple[str, int], str] = {}
+MISSED = {
+    # ER302 names the call that feeds the counts, in the other file (main.py).
+    ("ner/metrics.py", 27): 'self.counts["tp"] += len(a & b)',
+    # No rule knows what gives parameters other names.
+    ("pruning.py", 92): "prune.global_unstructured(...)",
+}
 FALSE = {
     # As many targets are ignored in each sample, which no line of the loop tells.
     ("mingpt_trainer.py", 68, "ER309"): "self.loss.backward()",
@@ -32,7 +37,7 @@ def test_no_alarm_is_false(measured: list[Measured]) -> None:
 def test_recall_and_precision(measured: list[Measured]) -> None:
     num_mistakes = sum(each.num_mistakes for each in measured)
     num_messages = sum(each.num_messages for each in measured)
-    assert len(PROGRAMS) >= 60
-    assert num_mistakes >= 150
+    assert len(PROGRAMS) >= 100
+    assert num_mistakes >= 230
     assert 1 - len(MISSED) / num_mistakes >= 0.95
     assert 1 - len(FALSE) / num_messages >= 0.95

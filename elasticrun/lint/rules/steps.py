@@ -10,7 +10,7 @@ from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import Spot
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
-from elasticrun.lint.values import Arguments
+from elasticrun.lint.values import Arguments, Value
 
 ER305 = Rule(
     "ER305 W gradient accumulation by hand",
@@ -52,11 +52,7 @@ ER308 = Rule(
 
 def _each_micro_batch(program: Walked) -> Iterator[Finding]:
     """Yield averages that are updated in each turn of a loop with micro-batches."""
-    cut = {
-        event.value
-        for event in program.events("made", role="loader")
-        if _is_cut(event.given)
-    }
+    cut = cut_loaders(program)
     for event in program.events("trained"):
         step = event.step
         loop = step.loop
@@ -76,6 +72,12 @@ def _each_micro_batch(program: Walked) -> Iterator[Finding]:
             yield program.finding(
                 ER308, event, message, doubts=doubts(event.value, loop)
             )
+
+
+def cut_loaders(program: Walked) -> set[Value | None]:
+    """Return the loaders that cut their batches into micro-batches."""
+    made = program.events("made", role="loader")
+    return {event.value for event in made if _is_cut(event.given)}
 
 
 def _is_cut(given: Arguments) -> bool:

@@ -1,4 +1,4 @@
-"""ER306: tensors of modules that no checkpoint has."""
+"""ER306, ER308: tensors of modules that no checkpoint has, or that move too often."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from elasticrun.lint.graph import Spot
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked
 from elasticrun.lint.rules.states import ER306, fields_in, stored
+from elasticrun.lint.rules.steps import ER308, cut_loaders
 
 _TENSORS = re.compile(r"^torch\.(?:zeros|ones|full|empty|rand|randn|tensor|eye)\(")
 _IN_PLACE = re.compile(r"^(?:add|sub|mul|div|lerp|copy|index_add|scatter_add)_$")
@@ -65,4 +66,25 @@ def _field_of(node: ast.expr) -> set[str]:
     return {node.attr}
 
 
-CHECKS = (_plain_tensors,)
+def _moved(program: Walked) -> Iterator[Finding]:
+    """Yield calls by which modules update tensors of theirs in each micro-batch."""
+    moving = {
+        name
+        for cls in program.walk.classes
+        for name, method in cls.methods.items()
+        if cls.role == "model" and name != "forward" and _updated([method])
+    }
+    cut = cut_loaders(program)
+    for step in program.graph.steps if moving and cut else ():
+        call = step.node.value if isinstance(step.node, ast.Expr) else None
+        function = call.func if isinstance(call, ast.Call) else None
+        if step.loop is None or step.loop.loader not in cut:
+            continue
+        if any("is_step" in guard.taints for guard in step.guards):
+            continue
+        if isinstance(function, ast.Attribute) and function.attr in moving:
+            message = f"{function.attr} updates a module in each micro-batch, not step"
+            yield program.finding(ER308, Spot(step.node, step), message)
+
+
+CHECKS = (_plain_tensors, _moved)
