@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import html
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -28,11 +30,25 @@ CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.slow(20)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the site; any warning fails the build."""
-    out = tmp_path_factory.mktemp("site")
+    """Return the folder of the site, which one process of the tests builds for all.
+
+    Any warning fails the build.
+    """
     pytest.importorskip("furo", reason="the extra `docs` installs it")
+    base = tmp_path_factory.getbasetemp()
+    out = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "site"
+    out.mkdir(exist_ok=True)
+    with (out / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (out / "built").exists():
+            build(out)
+            (out / "built").touch()
+    return out / "html"
+
+
+def build(out: Path) -> None:
     command = ["-m", "sphinx", "-q", "-W", "--keep-going", "-c", "docs", "-d"]
     built = subprocess.run(
         [sys.executable, *command, str(out / "doctrees"), ".", str(out / "html")],
@@ -42,7 +58,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         timeout=600,
     )
     assert built.returncode == 0, built.stderr
-    return out / "html"
 
 
 class Page(HTMLParser):
@@ -138,7 +153,7 @@ PROBE = """<script>addEventListener("load", () => {
 def look(site: Path, page: str, width: int, *, is_dark: bool, folder: Path) -> Seen:
     """Open a page in a browser that can resolve no name of another machine."""
     path = site / page
-    probed = path.with_name(f"probed-{path.name}")
+    probed = path.with_name(f"probed-{width}-{is_dark}-{path.name}")
     probed.write_text(path.read_text(encoding="utf-8") + PROBE, encoding="utf-8")
     scheme = "--blink-settings=preferredColorScheme=" + ("0" if is_dark else "1")
     try:

@@ -162,7 +162,7 @@ def noise() -> Change:
     AdaptiveDataParallel(net, own, measure_noise=True)
     (record,) = [each for each in current_job().states if each.name == "noise"]
     assert isinstance(record, NoiseRecord)
-    part = StepPart(torch.tensor(3.0), 2, torch.tensor(2.0), 8)
+    part = StepPart(torch.tensor([1.5, 2.0, 2.0]), (4, 4), 8)
     record.add(part)
     record.sum_parts()
 

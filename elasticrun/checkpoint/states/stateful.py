@@ -59,7 +59,7 @@ class StatefulState(BaseState):
 
     def __init__(self, name: str, target: Stateful) -> None:
         super().__init__(name)
-        _refuse_sharded(name, target, is_dtensor_right=self.takes_shards)
+        _refuse_sharded(name, target)
         _refuse_meta(name, target)
         self.target: Stateful = target
         self._consolidate = getattr(target, "consolidate_state_dict", None)
@@ -200,23 +200,16 @@ def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     return local
 
 
-def _refuse_sharded(name: str, target: Any, *, is_dtensor_right: bool) -> None:
+def _refuse_sharded(name: str, target: Any) -> None:
     """Raise for what each replica has another part of, while rank 0 writes for all."""
-    kinds = _sharded_kinds(target) - ({_DTENSOR} if is_dtensor_right else set())
-    if not kinds:
-        return
-    advice = (
-        "Give the module itself to register(), with its optimizer, and multiply the "
-        "loss with loader.loss_weight."
-        if kinds == {_DTENSOR}
-        else "Shard it with torch.distributed.fsdp.fully_shard, or use "
-        "AdaptiveDataParallel."
-    )
-    raise CheckpointError(
-        f"{name!r} is sharded ({', '.join(sorted(kinds))}): each replica has a part of "
-        "it, but rank 0 would write for all, so the other parts would be lost. "
-        f"{advice}"
-    )
+    kinds = _sharded_kinds(target) - {_DTENSOR}
+    if kinds:
+        raise CheckpointError(
+            f"{name!r} is sharded ({', '.join(sorted(kinds))}): each replica has a "
+            "part of it, but rank 0 would write for all, so the other parts would be "
+            "lost. Shard it with torch.distributed.fsdp.fully_shard, or use "
+            "AdaptiveDataParallel."
+        )
 
 
 def _refuse_meta(name: str, target: Any) -> None:

@@ -19,7 +19,6 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Partial, distribute_module
 
 from elasticrun import (
-    AdaptiveDataParallel,
     CheckpointError,
     Variables,
     register,
@@ -319,15 +318,6 @@ def test_a_plain_optimizer_of_other_parameters_is_told(tmp_path: Path) -> None:
 
 
 # What is refused
-
-
-def test_shards_that_rank_0_would_write_for_all_are_refused(job: Job) -> None:
-    with pytest.raises(
-        CheckpointError,
-        match=r"'model' is sharded \(DTensor\): each replica has a part of it, but "
-        r"rank 0 would write for all.*Give the module itself to register\(\)",
-    ):
-        AdaptiveDataParallel(build())
 
 
 def test_the_older_fsdp_is_refused(job: Job) -> None:
