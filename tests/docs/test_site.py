@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT / "docs" / "pictures"))
 import costs
 import life_of_a_job
 
+PROBED = "probed-"  # What browsers look at, beside the page that it is made from.
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.slow(20)
 
@@ -82,9 +83,8 @@ class Page(HTMLParser):
 
 
 def pages(site: Path) -> dict[Path, Page]:
-    return {
-        path: Page(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")
-    }
+    paths = [path for path in site.rglob("*.html") if not path.name.startswith(PROBED)]
+    return {path: Page(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def test_every_page_is_in_the_menu(site: Path) -> None:
@@ -153,7 +153,7 @@ PROBE = """<script>addEventListener("load", () => {
 def look(site: Path, page: str, width: int, *, is_dark: bool, folder: Path) -> Seen:
     """Open a page in a browser that can resolve no name of another machine."""
     path = site / page
-    probed = path.with_name(f"probed-{width}-{is_dark}-{path.name}")
+    probed = path.with_name(f"{PROBED}{width}-{is_dark}-{path.name}")
     probed.write_text(path.read_text(encoding="utf-8") + PROBE, encoding="utf-8")
     scheme = "--blink-settings=preferredColorScheme=" + ("0" if is_dark else "1")
     try:
