@@ -236,7 +236,16 @@ def _lazily(module: str, function: str) -> Callable[[argparse.Namespace], int]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says which command is near one that there is not."""
+    """Says which command or option is near one that there is not."""
+
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse what nobody knows here, where the command and its usage are known."""
+        options, unknown = super().parse_known_args(*args, **kwargs)
+        if unknown:
+            near = difflib.get_close_matches(unknown[0], self._option_string_actions, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            self.error(f"{unknown[0]} is no option or argument here{hint}")
+        return options, unknown
 
     def error(self, message: str) -> NoReturn:
         """Print the message, and exit."""

@@ -87,6 +87,11 @@ def test_a_mistyped_command_is_answered(capsys: pytest.CaptureFixture[str]) -> N
     said = capsys.readouterr().err
     assert "no command 'stauts'; did you mean `elasticrun status`?" in said
     with pytest.raises(SystemExit):
+        main(["run", "--frsh", "train.py"])
+    said = capsys.readouterr().err
+    assert "--frsh is no option or argument here; did you mean --fresh?" in said
+    assert said.startswith("usage: elasticrun run")
+    with pytest.raises(SystemExit):
         main(["train.py"])
     assert "there is no command 'train.py'\n" in capsys.readouterr().err
 
