@@ -28,6 +28,7 @@ from elasticrun.check.runs.source import (
 from elasticrun.lint.finding import Finding
 
 _LOST_RULES = ("ER301", "ER306", "ER302", "ER304", "ER307", "ER303", "ER305")
+_FILE_RULES = ("ER104", "ER106")
 _DRAW_RULES = ("ER109", "ER501")
 _LOST_RULE = "ER301"  # Where the linter has nothing.
 _SEEDING = re.compile(r"seed\w*\([^)]")  # With an argument: `seed()` may draw anything.
@@ -260,6 +261,10 @@ class CauseFinder:
             for finding in own:
                 if finding.line <= last and line <= finding.end_line:
                     return finding.code, finding.message
+        for finding in own:  # One of a file stands where a block opens that.
+            is_of_file = finding.code in _FILE_RULES
+            if is_of_file and finding.line <= line <= end_of_block(path, finding.line):
+                return finding.code, finding.message
         return "", ""
 
     def _finding_about(self, name: str, rules: Sequence[str]) -> Finding | None:
