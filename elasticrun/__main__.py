@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from elasticrun.errors import BY_SIGNAL, USAGE
 from elasticrun.launcher.script_arguments import add_script_arguments
@@ -63,7 +63,9 @@ def _make_parser(chosen: str) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
-        return commands.add_parser(name, help=text, description=text)
+        command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(parser=command)
+        return cast(argparse.ArgumentParser, command)
 
     for name, text, add_arguments in (
         ("run", "train with a script, and restart it after crashes", _add_run),
@@ -238,14 +240,16 @@ def _lazily(module: str, function: str) -> Callable[[argparse.Namespace], int]:
 class _Parser(argparse.ArgumentParser):
     """Says which command or option is near one that there is not."""
 
-    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse what nobody knows here, where the command and its usage are known."""
-        options, unknown = super().parse_known_args(*args, **kwargs)
+    def parse_args(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse what nobody knows, with the usage of the command that was asked."""
+        options, unknown = self.parse_known_args(*args, **kwargs)
         if unknown:
-            near = difflib.get_close_matches(unknown[0], self._option_string_actions, 1)
+            asked: argparse.ArgumentParser = getattr(options, "parser", self)
+            known = re.findall(r"--[\w-]+", asked.format_help())
+            near = difflib.get_close_matches(unknown[0], known, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            self.error(f"{unknown[0]} is no option or argument here{hint}")
-        return options, unknown
+            asked.error(f"{unknown[0]} is no option or argument here{hint}")
+        return options
 
     def error(self, message: str) -> NoReturn:
         """Print the message, and exit."""

@@ -223,7 +223,7 @@ class CauseFinder:
         causes.sort(key=lambda each: (not each.message, not each.path, each.name))
         # What is made of something that is not made alike comes after it.
         causes.sort(key=lambda each: each.line if each.how == "remade" else 0)
-        return _unique(causes)
+        return causes
 
     def _drawn(self, lines: Sequence[LineChange]) -> list[Cause]:
         causes = []
