@@ -85,7 +85,10 @@ class Cause(NamedTuple):
             return "the program looks at the clock, which a restart does not set back"
         if self.how == "drawn":
             return f"zone {self.zone} draws random numbers, which a replay draws anew"
-        return "no registered state and no variable that was looked at explains it"
+        return (
+            "no registered state and no variable explains it; what workers of loaders "
+            "and objects of other packages keep was not looked at"
+        )
 
 
 def replayed_changes(run: CheckedRun, mask: Mask) -> list[Cause]:

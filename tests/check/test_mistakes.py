@@ -85,6 +85,8 @@ def test_what_the_linter_does_not_see(tmp_path: Path) -> None:
         ("lost", "len(seen)", found.line_of("seen[len(seen)] =")),
         ("lost", "rows.targets", found.line_of("rows.targets[epoch")),
         ("lost", "memory._NORMS", 6),
+        ("lost", "len(last)", found.line_of("last.append(")),
+        ("lost", "len(model.__dict__)", found.line_of("model.steps =")),
     }
     # The linter sees this one: the line is its own.
     assert ("lost", "rng", found.line_of("rng = np.random.default_rng(0)")) in causes

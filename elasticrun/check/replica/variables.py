@@ -10,6 +10,7 @@ import random
 import sys
 import traceback
 import types
+from collections import deque
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -79,12 +80,16 @@ class _Reader:
 
     def __init__(self, root: str, seen: set[int]) -> None:
         self._root = root
+        self._kept = frozenset(seen)
+        self._modules: set[torch.nn.Module] = set()
         self._seen = seen
 
     def fields(self, name: str, value: Any, depth: int = 0) -> dict[str, Field]:
         """Return a variable as fields; of an object, its attributes."""
         if isinstance(value, bool | int | float | str | None):
             return {name: field_of(value)}
+        if isinstance(value, torch.nn.Module) and self._is_kept(value):
+            return self._beside(name, value)
         if id(value) in self._seen or depth > _MOST_DEPTH:
             return {}
         self._seen.add(id(value))
@@ -93,7 +98,7 @@ class _Reader:
             return {name: field_of_tensor(value)} if is_small else {}
         if isinstance(value, np.ndarray):
             return {name: field_of(value)} if value.size <= _MOST_ELEMENTS else {}
-        if isinstance(value, list | tuple | dict | set):
+        if isinstance(value, list | tuple | dict | set | deque):
             return self._items(name, value, depth)
         if isinstance(value, torch.Generator):
             return {name: field_of_tensor(value.get_state())}
@@ -101,7 +106,26 @@ class _Reader:
             return {name: {**field_of(pickle.dumps(value)), "text": "a generator"}}
         return self._attributes(name, value, depth)
 
+    def _is_kept(self, module: torch.nn.Module) -> bool:
+        is_own = type(module).__module__.startswith("elasticrun.")
+        return is_own or id(module) in self._kept
+
+    def _beside(self, name: str, module: torch.nn.Module) -> dict[str, Field]:
+        """Return attributes of a module that is kept, which are in no state."""
+        found: dict[str, Field] = {}
+        for path, each in module.named_modules(memo=self._modules):
+            if each is not module and not self._is_of_program(each):
+                continue
+            full = ".".join(filter(None, (name, path)))
+            own = {k: v for k, v in vars(each).items() if k[0] != "_"}
+            # What is missing after a restart is seen by their number.
+            found[f"len({full}.__dict__)"] = len(own)
+            for key in own.keys() - {"training"}:
+                found |= self.fields(f"{full}.{key}", own[key], 1)
+        return found
+
     def _items(self, name: str, value: Any, depth: int) -> dict[str, Field]:
+        value = list(value) if isinstance(value, deque) else value
         items = value if isinstance(value, dict) else dict(enumerate(value))
         found: dict[str, Field] = {}
         if are_plain(items.values(), _MOST_ITEMS):

@@ -1,5 +1,7 @@
 """What a restart loses and the linter does not see; and one thing is made unlike."""
 
+from collections import deque
+
 import numpy as np
 import torch
 from memory import norm
@@ -30,11 +32,15 @@ train = AdaptiveDataLoader(rows, 8, shuffle=True)
 words = list({"red", "green", "blue", "black", "white", "pink", "grey"})
 rng = np.random.default_rng(0)
 seen = {}
+last = deque(maxlen=4)
 
 for epoch in remaining_epochs_until(3):
     for x, y in train:
         seen[len(seen)] = float(x.sum())
+        last.append(x.detach())
+        model.steps = getattr(model, "steps", 0) + 1
         scale = rng.uniform() + norm(net) + len(seen) + words.index("red")
+        scale += float(last[0].mean()) / 9 + model.steps / 9
         optimizer.zero_grad()
         (nn.functional.mse_loss(model(x), y) / scale).backward()
         optimizer.step()
