@@ -133,12 +133,12 @@ def _result_lines(result: Result) -> list[str]:
         f"different {when_run}",
         f"  {first.name} {show(first.expected)} != {show(first.found)}{when}",
     ]
-    places = set()
+    shown = set()
     for cause in result.causes[:_MOST_OTHERS]:
         said = cause_lines(cause)
         # One line may have lost several variables.
-        lines += [f"  {line}" for line in said[: 1 if cause.place in places else None]]
-        places.add(cause.place)
+        lines += [f"  {line}" for line in said[: 1 if cause.place in shown else None]]
+        shown.add(cause.place)
     others = [each.name for each in result.differences if each is not first]
     if others:
         more = len(others) - _MOST_OTHERS
