@@ -54,6 +54,7 @@ def test_a_script_that_is_not_elastic_is_refused_before_it_is_run(
 
 
 @pytest.mark.slow
+@pytest.mark.wide
 def test_after_so_many_runs_no_cause_is_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

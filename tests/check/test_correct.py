@@ -124,6 +124,7 @@ def test_dropout_is_noted_and_not_mistaken_for_a_mistake(tmp_path: Path) -> None
     assert found.code == 0, found.report
 
 
+@pytest.mark.wide
 def test_restarts_with_another_number_of_replicas_in_double_precision(
     tmp_path: Path,
 ) -> None:

@@ -21,6 +21,7 @@ def test_a_schedule_stepped_in_replayed_code_makes_no_difference(
     assert found.code == 0
 
 
+@pytest.mark.wide
 def test_what_replayed_code_changes(tmp_path: Path) -> None:
     found = check(tmp_path, "replayed.py", "--at", "1:1:1", *SMALL)
     assert found.code == 1
@@ -47,6 +48,7 @@ def test_replicas_that_drift_apart_under_a_plain_ddp(tmp_path: Path) -> None:
     assert (cause["how"], cause["name"]) == ("drifted", "model.1.weight")
 
 
+@pytest.mark.wide
 def test_a_draw_in_replayed_code(tmp_path: Path) -> None:
     found = check(tmp_path, "draw_between_loops.py", "--at", "1:1:1", *SMALL)
     assert found.code == 1
@@ -119,6 +121,7 @@ def test_a_script_that_fails_only_after_a_restart(tmp_path: Path) -> None:
     assert found.report["command"][2:4] == ["--at", "0:1:1"]
 
 
+@pytest.mark.wide
 def test_a_place_that_is_missed_only_after_a_restart(tmp_path: Path) -> None:
     (tmp_path / "early.py").write_text(
         "import torch\nfrom torch.utils.data import TensorDataset\n"

@@ -61,6 +61,7 @@ def test_a_worker_that_imports_what_uses_the_job_says_how_to_guard_it(
 
 
 @pytest.mark.slow
+@pytest.mark.wide
 def test_a_guarded_program_runs(tmp_path: Path) -> None:
     ended = run(tmp_path / "program.py", "", "spawn")
     assert ended.returncode == 0, ended.stderr

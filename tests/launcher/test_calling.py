@@ -173,7 +173,9 @@ def test_nothing_is_left_of_a_job_whose_results_nobody_wants(stage: Stage) -> No
     assert list(folder.iterdir()) == [folder / f"elasticrun-{os.getuid()}"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.wide)]
+)
 def test_a_job_ends_with_the_process_that_launched_it(
     stage: Stage, number: signal.Signals
 ) -> None:
@@ -214,6 +216,7 @@ elasticrun.launch(train, Path(sys.argv[1]), 1, replicas=1, checkpoint_dir=sys.ar
 """
 
 
+@pytest.mark.wide
 def test_a_call_that_is_to_end_waits_until_the_job_has_saved(stage: Stage) -> None:
     """As one that submitit is about to submit again."""
     directory = stage.root / "saved"

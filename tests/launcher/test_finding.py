@@ -120,6 +120,7 @@ def test_the_node_that_serves_leaves_and_costs_nothing(
     assert "has lost a node" not in second.events
 
 
+@pytest.mark.wide
 def test_the_node_that_serves_is_killed_and_the_others_go_on(
     stage: Stage, start: Start
 ) -> None:
@@ -133,6 +134,7 @@ def test_the_node_that_serves_is_killed_and_the_others_go_on(
     assert sizes(stage) == {0: 3, 1: 2}
 
 
+@pytest.mark.wide
 def test_what_a_dead_node_has_written_is_not_believed(
     stage: Stage, start: Start
 ) -> None:
@@ -187,6 +189,7 @@ def test_nodes_meet_in_an_object_store(
     finish(stage, *nodes, is_calm=True)
 
 
+@pytest.mark.wide
 def test_a_node_is_told_to_leave_and_a_signal_after_that_hurries_nobody(
     stage: Stage, start: Start
 ) -> None:

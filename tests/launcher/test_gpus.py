@@ -90,6 +90,7 @@ def devices(job: Running) -> list[str]:
     return [" ".join(words[-2:]) for words in lines]
 
 
+@pytest.mark.wide
 def test_a_fork_that_turns_out_to_be_barred_begins_anew(stage: Stage) -> None:
     """Nothing showed when the forkserver had imported everything."""
     script = stage.root / "train.py"

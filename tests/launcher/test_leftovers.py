@@ -232,7 +232,10 @@ def kill_launcher_and_forkserver(job: Running) -> None:
 
 @pytest.mark.parametrize(
     ("kill", "start"),
-    [(kill_launcher, "fork"), (kill_launcher_and_forkserver, "exec")],
+    [
+        (kill_launcher, "fork"),
+        pytest.param(kill_launcher_and_forkserver, "exec", marks=pytest.mark.wide),
+    ],
 )
 def test_nothing_survives_a_killed_launcher(
     stage: Stage, start: str, kill: Callable[[Running], None]
@@ -352,6 +355,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
+@pytest.mark.wide
 def test_who_ignored_the_ends_of_children_does_not_hide_them(stage: Stage) -> None:
     before = (sys.executable, "-c", IGNORING)
     options = ["--replicas", 1, "--start", "exec", "--", "--at", "0:0:5:exit"]

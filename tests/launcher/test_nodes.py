@@ -111,6 +111,7 @@ def test_containers_on_one_host_are_nodes_of_their_own(
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
+@pytest.mark.wide
 def test_why_nobody_is_met_is_said(stage: Stage) -> None:
     """A name that is unknown, and a port where something listens that says nothing."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -281,6 +282,7 @@ def learn(*arguments: object) -> None:
     runpy.run_path(str(LEARNING), run_name="__main__")
 
 
+@pytest.mark.wide
 def test_a_crash_on_one_node_restarts_all_and_is_named_on_all(
     stage: Stage, start: Start
 ) -> None:
@@ -301,6 +303,7 @@ def test_a_crash_on_one_node_restarts_all_and_is_named_on_all(
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
 
 
+@pytest.mark.wide
 def test_a_crash_before_the_first_batch_fails_on_all_nodes(
     stage: Stage, start: Start
 ) -> None:
@@ -344,6 +347,7 @@ def test_stop_ends_the_job_on_all_nodes(stage: Stage, start: Start) -> None:
         assert "stopped; checkpoint 1 is saved" in node.events
 
 
+@pytest.mark.wide
 def test_the_end_of_who_serves_the_endpoint_ends_the_job_with_a_checkpoint(
     stage: Stage, start: Start
 ) -> None:
@@ -356,6 +360,7 @@ def test_the_end_of_who_serves_the_endpoint_ends_the_job_with_a_checkpoint(
     assert len(stage.committed()) == 1
 
 
+@pytest.mark.wide
 def test_who_serves_the_endpoint_is_not_let_leave(stage: Stage, start: Start) -> None:
     node = start("--", *HOLDS, nodes="1:2")
     node.wait_until_held(0, 1)
@@ -388,6 +393,7 @@ def test_the_others_look_for_an_endpoint_that_was_killed(
     check_every_sample_was_trained(stage)
 
 
+@pytest.mark.wide
 def test_a_program_that_stops_by_itself_stops_on_all_nodes(
     stage: Stage, start: Start
 ) -> None:

@@ -156,6 +156,7 @@ def test_torchruns_words_are_understood(monkeypatch: pytest.MonkeyPatch) -> None
         parse_max_restarts("-1")
 
 
+@pytest.mark.wide
 def test_the_command_line_wins_over_torchruns_variables(stage: Stage) -> None:
     variables = {"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "nowhere.invalid:1"}
     with running(stage, **variables) as node:

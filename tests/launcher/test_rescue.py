@@ -176,6 +176,7 @@ def steps_lost(stage: Stage) -> list[int]:
     ]
 
 
+@pytest.mark.wide
 def test_sums_after_a_rescue_are_exact_or_there_is_none(
     stage: Stage, calm: str
 ) -> None:
@@ -250,6 +251,7 @@ def test_when_a_machine_dies_a_replica_of_another_one_saves(
     assert rescue.startswith(f"by rank {saver} after the death of rank ")
 
 
+@pytest.mark.wide
 def test_torchrun_waits_for_the_survivor(stage: Stage, calm: str) -> None:
     deaths = [(0, "backward", 0, 4), (2, "forward", 1, 2)]
     command = [
@@ -269,6 +271,7 @@ def test_torchrun_waits_for_the_survivor(stage: Stage, calm: str) -> None:
     ]
 
 
+@pytest.mark.wide
 def test_a_survivor_that_is_killed_while_it_saves_leaves_the_last_checkpoint(
     stage: Stage, calm: str
 ) -> None:

@@ -100,6 +100,7 @@ def test_as_many_replicas_as_are_worth_their_share(stage: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.wide
 def test_a_command_that_prints_no_number_changes_nothing(stage: Stage) -> None:
     options = ["--replicas", "1:2", "--scale-by", "echo many"]
     with running(stage, *options, script=PROGRAM, command=SOON) as job:

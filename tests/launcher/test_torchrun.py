@@ -306,6 +306,7 @@ def test_a_process_group_of_the_programs_own_is_used_and_left_alone(
     check_trained_right(stage, uninterrupted)
 
 
+@pytest.mark.wide
 def test_a_script_alone_ends_with_the_code_of_the_stop(
     stage: Stage, uninterrupted: Stage
 ) -> None:

@@ -362,6 +362,7 @@ def test_a_kill_goes_back_to_the_last_checkpoint_by_time(
         pytest.param(100, marks=pytest.mark.soak),
     ],
 )
+@pytest.mark.wide
 def test_many_generations_start_and_stop(stage: Stage, num_generations: int) -> None:
     """Each goes on for a few batches; none hangs, none says anything it should not."""
 

@@ -236,8 +236,8 @@ def test_replicas_that_run_ahead_through_an_evaluation_wait_for_the_others(
     "method",
     [
         "fork",
-        pytest.param("spawn", marks=pytest.mark.slow),
-        pytest.param("forkserver", marks=pytest.mark.slow),
+        pytest.param("spawn", marks=[pytest.mark.slow, pytest.mark.wide]),
+        pytest.param("forkserver", marks=[pytest.mark.slow, pytest.mark.wide]),
     ],
 )
 def test_workers_leave_the_signals_of_the_group_to_the_replica(

@@ -232,7 +232,10 @@ def wholes(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("lightning_in_forks")
-@pytest.mark.parametrize(("before", "sizes"), [(2, (1, 2)), (1, (2,))])
+@pytest.mark.parametrize(
+    ("before", "sizes"),
+    [(2, (1, 2)), pytest.param(1, (2,), marks=pytest.mark.wide)],
+)
 def test_a_validation_begins_at_another_number_of_replicas(
     tmp_path: Path, before: int, sizes: tuple[int, ...], wholes: list[Ended]
 ) -> None:

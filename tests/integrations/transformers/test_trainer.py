@@ -208,9 +208,9 @@ FULL = {"dataloader_drop_last": True, "logging_steps": 4}
     ("changes", "died_at", "ended_at"),
     [
         ({"kind": "tokens", "num_devices": 5}, 2, 1),
-        ({"kind": "samples"}, 3, 1),
+        pytest.param({"kind": "samples"}, 3, 1, marks=pytest.mark.wide),
         ({"trainer": Counting, "options": FULL}, 2, 2),
-        ({"data": Cut}, 2, 3),
+        pytest.param({"data": Cut}, 2, 3, marks=pytest.mark.wide),
         ({"data": Iterable, "options": STEPS}, 3, 1),
     ],
 )

@@ -165,6 +165,7 @@ STARTS = """
 """
 
 
+@pytest.mark.wide
 def test_what_waits_keeps_what_it_has_started(stage: Stage) -> None:
     """Though that is an orphan, as is what the old replicas leave behind."""
     script = SCRIPT.replace("import os", "import os, subprocess", 1)
@@ -204,6 +205,7 @@ def test_a_script_that_fails_beside_the_generation_leaves_it_training(
     rescaled.finish()
 
 
+@pytest.mark.wide
 def test_the_generation_goes_on_when_those_that_prepare_end(
     rescaled: Rescaled,
 ) -> None:
