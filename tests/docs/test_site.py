@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin
 from xml.etree import ElementTree
 
@@ -28,7 +28,11 @@ import life_of_a_job
 
 PROBED = "probed-"  # What browsers look at, beside the page that it is made from.
 CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.slow(20)
+
+
+def on_the_site(test: Any) -> Any:
+    """Mark a test that waits for the site to be built."""
+    return pytest.mark.slow(20)(pytest.mark.wide(test))
 
 
 @pytest.fixture(scope="session")
@@ -87,6 +91,7 @@ def pages(site: Path) -> dict[Path, Page]:
     return {path: Page(path.read_text(encoding="utf-8")) for path in paths}
 
 
+@on_the_site
 def test_every_page_is_in_the_menu(site: Path) -> None:
     menu = Page((site / "docs" / "index.html").read_text(encoding="utf-8"))
     linked = {(site / "docs" / urldefrag(link).url).resolve() for link in menu.links}
@@ -94,6 +99,7 @@ def test_every_page_is_in_the_menu(site: Path) -> None:
     assert {(site / file).with_suffix(".html").resolve() for file in files} <= linked
 
 
+@on_the_site
 def test_links_and_anchors_lead_somewhere(site: Path) -> None:
     found = pages(site)
     broken = []
@@ -109,6 +115,7 @@ def test_links_and_anchors_lead_somewhere(site: Path) -> None:
     assert not broken
 
 
+@on_the_site
 def test_the_reference_has_the_docstrings_of_all_names(site: Path) -> None:
     path = site / "docs" / "reference" / "api.html"
     anchors = Page(path.read_text(encoding="utf-8")).anchors
@@ -118,6 +125,7 @@ def test_the_reference_has_the_docstrings_of_all_names(site: Path) -> None:
     assert "elasticrun.Streams.scan" not in anchors
 
 
+@on_the_site
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     texts = [path.read_text(encoding="utf-8") for path in site.rglob("*.css")]
     assert not [
@@ -177,6 +185,7 @@ def look(site: Path, page: str, width: int, *, is_dark: bool, folder: Path) -> S
     return Seen(inner, content, background, "\n".join([*console, *elsewhere]))
 
 
+@on_the_site
 @pytest.mark.skipif(CHROMIUM is None, reason="apt-get install chromium")
 @pytest.mark.parametrize("width", [500, 1280])
 @pytest.mark.parametrize(

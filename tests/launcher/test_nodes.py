@@ -145,6 +145,7 @@ runpy.run_path({str(PROGRAM)!r}, run_name="__main__")
 """
 
 
+@pytest.mark.wide
 def test_a_node_that_comes_and_goes_costs_nothing(stage: Stage, start: Start) -> None:
     """Also where its launcher has not heard yet that it trains."""
     silent = stage.root / "silent.py"
