@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from elasticrun.checkpoint.storage.place import Place
+from elasticrun.errors import counted
 from elasticrun.launcher import environment
 from elasticrun.launcher.modules import main_file, why_not_runnable
 from elasticrun.replicas.open_files import allow_open_files, files_of_rank_0
@@ -43,8 +44,8 @@ class Replicas:
             raise OptionError(f"{number} replicas: give a number from 1 up.")
         if not self.least <= number <= self.most:
             raise OptionError(
-                f"{number} replicas is outside of {self.least} to {self.most}, which "
-                "--replicas MIN:MAX allows this job."
+                f"{counted(number, 'replica')}: --replicas MIN:MAX allows this job "
+                f"{self.least} to {self.most}."
             )
 
 
@@ -363,7 +364,7 @@ def check_open_files(size: int) -> None:
     for who, needed in (("the launcher", of_launcher), ("rank 0", of_rank_0)):
         if needed > limit:
             raise OptionError(
-                f"{size} replica{'s' * (size > 1)}: {who} would have about {needed} "
+                f"{counted(size, 'replica')}: {who} would have about {needed} "
                 f"files open, and may have {limit}. Raise that limit (ulimit -n) "
                 "before you start it, or take fewer replicas."
             )

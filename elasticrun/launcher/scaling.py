@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from elasticrun.errors import counted
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.options import OptionError, Replicas
 from elasticrun.launcher.supervisor.generation import Generation
@@ -153,7 +154,7 @@ class ScaleBy:
             return  # Something has happened meanwhile.
         if number == generation.size:
             return
-        asked = f"{number} replica{'s' * (number != 1)}"
+        asked = counted(number, "replica")
         self._console.event(f"--scale-by {self._rule}: {asked} from now on")
         self._asked_at = time.monotonic()
         try:

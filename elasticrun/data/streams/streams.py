@@ -26,7 +26,7 @@ from elasticrun.data.order.lanes import DealtLanes, Lanes
 from elasticrun.data.streams.index import STRIDE, Scan, scan_all
 from elasticrun.data.streams.stream_reader import StreamReader
 from elasticrun.data.workers.reading import program_generators_kept
-from elasticrun.errors import ElasticRunError
+from elasticrun.errors import ElasticRunError, counted
 from elasticrun.job.current import current_job
 
 logger = logging.getLogger(__name__)
@@ -246,9 +246,9 @@ class Streams(InLanes):
             self._scans = self.scan_all()
         if self.num_broken and current_job().rank == 0:
             logger.warning(
-                "%s: %d samples are broken and left out, for which %s raises.",
+                "%s: %s left out, for which %s raises.",
                 type(self).__name__,
-                self.num_broken,
+                counted(self.num_broken, "broken sample"),
                 name_of(self.transform),
             )
 
@@ -522,10 +522,10 @@ def _warn_of_uneven(dataset: InLanes, world_size: int) -> None:
     lanes = dataset.lanes
     if lanes.num_lanes < world_size:
         logger.warning(
-            "%s has %d lanes for %d replicas, so each of them reads every stream and "
+            "%s has %s for %d replicas, so each of them reads every stream and "
             "takes its part. Cut the data into more streams, or give more lanes.",
             type(dataset).__name__,
-            lanes.num_lanes,
+            counted(lanes.num_lanes, "lane"),
             world_size,
         )
     elif isinstance(lanes, Lanes):

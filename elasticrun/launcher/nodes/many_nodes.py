@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from elasticrun.errors import counted
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.nodes.attempt import Attempt
 from elasticrun.launcher.nodes.nodes import (
@@ -251,8 +252,9 @@ class ManyNodes:
         self._request = ""
         self._send({"type": "join"})
         text = (
-            f"waiting at {self._settings.endpoint} for {self._settings.least} nodes or "
-            "more, which come together when all have ended the generation before"
+            f"waiting at {self._settings.endpoint} for at least "
+            f"{counted(self._settings.least, 'node')}; a new generation begins when "
+            "all nodes have ended the one before"
         )
         self._say_if_long(lambda: text)
 

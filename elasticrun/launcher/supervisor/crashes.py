@@ -20,6 +20,7 @@ class CrashBook:
         num_restarts: Restarts after crashes so far.
         causes: What they were, the last ones.
         has_trained: Whether a batch was trained on this node.
+        newest_at_start: As the argument.
     """
 
     def __init__(self, max_restarts: int, *, newest_at_start: int) -> None:
@@ -27,7 +28,7 @@ class CrashBook:
         self.causes: list[str] = []
         self.has_trained = False
         self.budget = Budget(max_restarts)
-        self._newest_at_start = newest_at_start
+        self.newest_at_start = newest_at_start
         self._has_job_trained = False
 
     def adopt(self, round_: Round) -> None:
@@ -56,7 +57,7 @@ class CrashBook:
         newest = verdict.newest
         has_trained = self.has_trained if verdict.is_here else self._has_job_trained
         is_bug = not (has_trained or verdict.is_from_outside)
-        if is_bug and newest <= self._newest_at_start:
+        if is_bug and newest <= self.newest_at_start:
             return None, "this was before the first batch, so it is not tried again"
         delay = self.budget.on_crash(newest)
         most = self.budget.max_restarts

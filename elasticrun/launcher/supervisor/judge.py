@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 from elasticrun.checkpoint.storage.place import Place
-from elasticrun.errors import BY_SIGNAL, FAILED, STOP_CODES, STOPPED
+from elasticrun.errors import BY_SIGNAL, FAILED, STOP_CODES, STOPPED, counted
 from elasticrun.launcher import directory
 from elasticrun.launcher.options import Options
 from elasticrun.launcher.supervisor.causes import first_cause
@@ -182,7 +182,7 @@ class Judge:
         if is_first and not lost:
             directory.note_finished(self._options.checkpoint_dir, self._options.program)
         number = self._crashes.num_restarts
-        restarts = f" and {number} restart{'s' * (number > 1)}" if number else ""
+        restarts = f" and {counted(number, 'restart')}" if number else ""
         seconds = time.time() - self.started_at
         self._console.event(f"finished after {seconds:.0f} s{restarts}{lost}")
         if self.is_plain:

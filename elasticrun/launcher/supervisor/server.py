@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from elasticrun.errors import STOPPED
+from elasticrun.errors import STOPPED, counted
 from elasticrun.launcher.options import OptionError
 from elasticrun.launcher.stop_signals import StopSignals
 from elasticrun.launcher.supervisor.generation import Generation
@@ -129,8 +129,10 @@ class Server:
         size = self._supervisor.takeover.size
         for channel, asked in self._waiting:
             if asked != size:
-                problem = f"the job goes on with {size} replicas, not {asked}: somebody"
-                error = f"{problem} has rescaled it again"
+                error = (
+                    f"the job goes on with {counted(size, 'replica')}, not {asked}: "
+                    "somebody has rescaled it again"
+                )
                 channel.send({"error": error, "is_done": True})
         self._waiting = [each for each in self._waiting if each[1] == size]
 
@@ -143,8 +145,8 @@ class Server:
     def _answer_waiting(self, generation: Generation) -> None:
         if not self._supervisor.is_settled:
             return  # They wait for the one after it.
-        text = f"generation {generation.number} trains with {generation.size}"
-        text += f" replica{'s' * (generation.size > 1)}"
+        size = counted(generation.size, "replica")
+        text = f"generation {generation.number} trains with {size}"
         if self._supervisor.problem:
             text += f"; before, {self._supervisor.problem}"
         for channel, _ in self._waiting:

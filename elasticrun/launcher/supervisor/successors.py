@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from elasticrun.errors import counted
 from elasticrun.launcher import processes
 from elasticrun.launcher.event_loop import EventLoop, Timer
 from elasticrun.launcher.forks.starter import Starter
@@ -184,8 +185,8 @@ class Successors:
         if size * most <= processes.available_memory():
             return True
         self._say(
-            f"{size} more replicas of {most >> 20} MiB may not fit into memory beside "
-            f"those that run, so {otherwise}"
+            f"{counted(size, 'more replica')} of {most >> 20} MiB may not fit into "
+            f"memory beside those that run, so {otherwise}"
         )
         return False
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
+from elasticrun.errors import counted
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks.starter import Starter
 from elasticrun.launcher.nodes.many_nodes import Nodes
@@ -99,7 +100,7 @@ class Takeover:
             return
         self.is_preparing = True
         if self.is_rescaling:
-            text = f"rescaling from {generation.size} to {self.size} replicas"
+            text = _describe(generation.size, self.size)
             self._nodes.request_preparation(SCALE, text)
         self._nodes.note_prepared(False)
         self.successors.prepare(self.size, beside=generation)
@@ -118,7 +119,7 @@ class Takeover:
                 started.
         """
         if size == self.size:
-            return f"the job has {size} replicas already"
+            return f"the job has {counted(size, 'replica')} already"
         num_running = generation.size if generation is not None else 0
         if self.is_preparing and size == num_running:
             return self._stay()
@@ -126,7 +127,7 @@ class Takeover:
         if generation is not None and generation.uses_gpus:
             check_gpus(size)
         before, self.size = self.size, size
-        text = f"rescaling from {before} to {size} replicas"
+        text = _describe(before, size)
         self._console.event(text)
         if not self.successors.offered:  # Else it is done once these have begun.
             self.prepare()
@@ -143,7 +144,7 @@ class Takeover:
             self.prepare()
         else:
             self._call_off()
-        text = f"staying at {self.size} replica{'s' * (self.size > 1)}, not {before}"
+        text = f"staying at {counted(self.size, 'replica')}, not {before}"
         self._console.event(text)
         return text
 
@@ -237,3 +238,7 @@ class Takeover:
             self._console.event(f"a spare failed; {more}. It was {why}")
             self._discard_successors()
             self._keep_spares()
+
+
+def _describe(before: int, size: int) -> str:
+    return f"rescaling from {before} to {counted(size, 'replica')}"

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from elasticrun.errors import counted
 from elasticrun.launcher import environment
 from elasticrun.launcher.terminal.screen import Screen, StatusLineScreen
 
@@ -128,7 +129,7 @@ class Console:
     def _add(self, size: int, call: Callable[[Screen], None]) -> None:
         if self._num_left_out:
             number, self._num_left_out = self._num_left_out, 0
-            text = f"{number} line{'s' * (number > 1)} left out, see the logs"
+            text = f"{counted(number, 'line')} left out, see the logs"
             self._waiting.append((0, lambda screen: screen.event(text)))
         self._num_bytes += size
         self._waiting.append((size, call))

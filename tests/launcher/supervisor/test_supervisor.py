@@ -35,7 +35,7 @@ def test_scaling_loses_nothing_and_costs_no_restart(stage: Stage) -> None:
         assert fewer.returncode == 0, fewer.stderr
         job.wait_until_held(2, 1)
         same = job.ask("scale", 1, job.pid)
-        assert same.stdout == "the job has 1 replicas already\n"
+        assert same.stdout == "the job has 1 replica already\n"
         status = job.status()
         stage.mark("go-2")
         assert job.wait() == 0, job.events
@@ -101,7 +101,7 @@ def test_bounds_are_kept(stage: Stage) -> None:
         wait_until(lambda: stage.has("held-0-0"))
         refused = job.ask("scale", 3)
         assert refused.returncode == 4
-        assert "3 replicas is outside of 1 to 2" in refused.stderr
+        assert "3 replicas: --replicas MIN:MAX allows this job 1 to 2" in refused.stderr
         nonsense = job.ask("scale", 0)
         assert nonsense.returncode == 4
         assert "0 replicas: give a number from 1 up" in nonsense.stderr
