@@ -17,7 +17,11 @@ from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.remote import storage_at
 from elasticrun.errors import NO_JOB, REFUSED, USAGE, CheckpointError
 from elasticrun.launcher import environment
-from elasticrun.launcher.jobs import find_known_job, status_of_ended
+from elasticrun.launcher.jobs import (
+    find_known_job,
+    status_of_ended,
+    status_of_last,
+)
 from elasticrun.launcher.options import (
     AUTO,
     SETTINGS_BY_OPTION,
@@ -242,7 +246,7 @@ def _show_status(arguments: argparse.Namespace) -> int:
             _say(json.dumps([*jobs, *ended]))
         elif jobs or not silent:
             text = render(jobs) or "\n\n".join(map(render_ended, ended))
-            _say_again(text or "no job of this user is running", arguments.watch)
+            _say_again(text or _say_last(), arguments.watch)
         for error in silent:
             _fail(str(error), error.exit_code)
         if silent and not arguments.watch:
@@ -250,6 +254,17 @@ def _show_status(arguments: argparse.Namespace) -> int:
         if not arguments.watch or not (jobs or silent):
             return 0
         time.sleep(1.0)
+
+
+def _say_last() -> str:
+    """Say that no job is running, and how the last one ended."""
+    last = status_of_last()
+    if last is None:
+        return (
+            "no job of this user is running; to see how one ended, give its checkpoint "
+            "directory: elasticrun status DIR"
+        )
+    return f"no job of this user is running; the last one:\n\n{render_ended(last)}"
 
 
 def _say_again(text: str, is_watched: bool) -> None:

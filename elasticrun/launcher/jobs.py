@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,7 @@ from elasticrun.checkpoint.storage.place import Place, RemotePath, parse_place
 from elasticrun.errors import NO_JOB, CheckpointError
 from elasticrun.launcher import environment
 from elasticrun.launcher.talk.client import JobError, find_jobs
+from elasticrun.launcher.talk.started import started_lately
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def find_known_job(word: str | None) -> KnownJob:
     """Return the job of this name, number, directory or URL; the only one without.
 
     One that has ended is found by its directory, or where a script of that name has its
-    checkpoints by default.
+    checkpoints by default, or by what this user started lately.
 
     Raises:
         JobError: There is none, or more than one.
@@ -134,6 +136,9 @@ def find_known_job(word: str | None) -> KnownJob:
     if place is not None:
         return KnownJob(place)
     if word is not None:
+        for each in started_lately():
+            if word in (each.job, str(each.pid)):
+                return KnownJob(parse_place(each.checkpoint_dir))
         raise JobError(
             f"no job {word!r} of this user is running, and no directory is called so. "
             "Give the checkpoint directory of a job that has ended.",
@@ -144,6 +149,17 @@ def find_known_job(word: str | None) -> KnownJob:
         return KnownJob(choose_storage(None, configured=configured).place)
     except (InspectionError, CheckpointError, ValueError) as error:
         raise JobError(str(error), exit_code=NO_JOB) from error
+
+
+def status_of_last() -> dict[str, Any] | None:
+    """Return how the last job has ended, one in this directory rather than others."""
+    places = [parse_place(each.checkpoint_dir) for each in started_lately()]
+    with contextlib.suppress(JobError):
+        places.insert(0, find_known_job(None).directory)
+    for place in places:
+        with contextlib.suppress(JobError):
+            return status_of_ended(KnownJob(place))
+    return None
 
 
 def _running_jobs() -> list[KnownJob]:
