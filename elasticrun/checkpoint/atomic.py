@@ -1,7 +1,7 @@
 """Durable files and directories for any program: `atomic_save`, `AtomicDirectory`.
 
-They stand on what commits checkpoints, and need nothing else of elasticrun: no job, no
-loader, no launcher.
+They use the code that commits checkpoints, and work without a job, a loader or a
+launcher.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The manifest: what a committed checkpoint is and holds, as bytes and back."""
+"""The manifest: describes a committed checkpoint, in a file of its own."""
 
 from __future__ import annotations
 

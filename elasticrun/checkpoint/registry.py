@@ -1,4 +1,4 @@
-"""The registry: the job's states by name, and what of a checkpoint is unclaimed."""
+"""The registry: the job's states by name, and what no state has loaded yet."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Checking what a loader is given, while the program can still say what is wrong.
+"""Checks the arguments of loaders when they are made.
 
-What is raised stands in the docstrings of `AdaptiveDataLoader` and `CombinedLoader`.
+The docstrings of `AdaptiveDataLoader` and `CombinedLoader` list the errors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decides, where a checkpoint is due, how large a loader's global batches are to be."""
+"""Chooses the global batch size of loaders anew, whenever a checkpoint is due."""
 
 from __future__ import annotations
 

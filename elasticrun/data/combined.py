@@ -1,4 +1,4 @@
-"""`CombinedLoader`: several loaders in one loop, which has one place."""
+"""`CombinedLoader`: several loaders in one loop, with one position."""
 
 from __future__ import annotations
 

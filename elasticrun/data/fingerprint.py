@@ -1,4 +1,4 @@
-"""What must not change about a loader between restarts, and where it is kept."""
+"""What must stay the same about a loader over restarts, and where it is saved."""
 
 from __future__ import annotations
 

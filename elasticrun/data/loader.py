@@ -1,4 +1,4 @@
-"""`AdaptiveDataLoader`: its loops continue at the sample after a restart."""
+"""`AdaptiveDataLoader`: a DataLoader whose loops resume at the next sample."""
 
 from __future__ import annotations
 

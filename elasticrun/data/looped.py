@@ -1,4 +1,4 @@
-"""What loaders that can be looped over have in common: where their loops continue."""
+"""The base class of all loaders: where their loops continue."""
 
 from __future__ import annotations
 

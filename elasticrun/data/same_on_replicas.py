@@ -1,9 +1,9 @@
-"""Whether all replicas have made a loader alike, which they compare at its first loop.
+"""Compares a loader between all replicas, at its first loop.
 
-Each replica works out its share of the order by itself, so that with loaders which
-differ samples would be lost. This is no collective: a replica may have a loader that
-the others do not loop over. So nobody waits for long for another one, and a replica
-that comes later compares its loader with rank 0's by itself.
+Each replica computes its own share of the order, so samples would be lost if loaders
+differed. The comparison is no collective, since some replicas may never loop over a
+loader: nobody waits long, and a replica that comes later compares its loader with rank
+0's.
 """
 
 from __future__ import annotations

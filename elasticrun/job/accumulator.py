@@ -1,4 +1,4 @@
-"""`Accumulator`: sums over replicas that restarts do not change."""
+"""`Accumulator`: sums over all replicas, which restarts do not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The current job: the one global, and the functions that read it."""
+"""The current job, the package's one global variable, and what reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts over all loops that continue one another, in the whole job."""
+"""Counters that go on from one loop to the next, through the whole job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The epoch loop: `remaining_epochs_until`, and which epoch it is."""
+"""The epoch loop, `remaining_epochs_until`, and the number of the epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ForeignLoop`: position and boundaries of a loop that elasticrun does not own."""
+"""`ForeignLoop`: position and boundaries in a loop that another library runs."""
 
 from __future__ import annotations
 

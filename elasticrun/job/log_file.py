@@ -1,4 +1,4 @@
-"""A text file whose rows come once, whatever stops the job."""
+"""A text file in which each row stands once, whatever stops the job."""
 
 from __future__ import annotations
 

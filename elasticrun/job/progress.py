@@ -1,4 +1,4 @@
-"""Follows the program through epochs and loops to the position to resume at."""
+"""Follows the program through epochs and loops, up to where it resumes."""
 
 from __future__ import annotations
 

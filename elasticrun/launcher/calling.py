@@ -1,4 +1,4 @@
-"""`elasticrun.launch`: a job from Python or a notebook, with its own launcher."""
+"""`elasticrun.launch`: starts a job from Python or a notebook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checkpoint directory, as the launcher sees it: how far it is, moving it aside."""
+"""The checkpoint directory for the launcher: newest checkpoint, end, moving aside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs by name or directory, also those that have ended, as their events tell."""
+"""Finds jobs by name or directory; those that have ended by their events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linting the script while its replicas start, in a process of its own."""
+"""Lints the script in another process, while its replicas start."""
 
 from __future__ import annotations
 

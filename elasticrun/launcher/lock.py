@@ -1,7 +1,7 @@
-"""The launcher's lock of a checkpoint directory, for as long as its job lives.
+"""The launcher's lock on a checkpoint directory, held as long as its job lives.
 
-Replicas hold the file `lock` while they train. The launcher holds `launcher.lock`, also
-between generations, so that nobody else begins there meanwhile.
+Replicas lock the file `lock` while they train. The launcher locks `launcher.lock`, also
+between generations, so that no other job can begin there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Notices that this machine is about to be taken away, looked for while a job runs.
+"""Asks, while a job runs, whether this machine is about to be taken away.
 
 aws     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 gcp     https://cloud.google.com/compute/docs/instances/create-use-preemptible

@@ -1,4 +1,4 @@
-"""What a job is started with, checked once, before anything is started."""
+"""The options of a job, checked before anything is started."""
 
 from __future__ import annotations
 

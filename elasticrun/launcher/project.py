@@ -1,4 +1,4 @@
-"""Options of `elasticrun run` that a project's pyproject.toml gives."""
+"""Options of `elasticrun run` from a project's pyproject.toml."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`--scale-by`: how many replicas there are follows from what they were seen to give.
+"""`--scale-by`: chooses the number of replicas by their measured speed.
 
-The table of `elasticrun status --scaling` is read after each new checkpoint, in another
-process: the launcher imports neither NumPy nor what reads checkpoints.
+After each new checkpoint another process reads the table of `elasticrun status
+--scaling`, so that the launcher need not import NumPy.
 """
 
 from __future__ import annotations

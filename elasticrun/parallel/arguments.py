@@ -1,4 +1,4 @@
-"""Checking what `AdaptiveDataParallel` is given, before anything is wrapped."""
+"""Checks the arguments of `AdaptiveDataParallel` before it wraps anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures the noise of gradients in some steps, where they pass on their way."""
+"""Measures the noise of gradients, in some of the steps."""
 
 from __future__ import annotations
 

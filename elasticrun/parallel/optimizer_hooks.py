@@ -1,4 +1,4 @@
-"""Wraps `step` and `zero_grad` of an optimizer, for batches in micro-batches."""
+"""Wraps an optimizer's `step` and `zero_grad`, which wait for the last micro-batch."""
 
 from __future__ import annotations
 

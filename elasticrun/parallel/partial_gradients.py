@@ -1,4 +1,4 @@
-"""Accumulates the gradients of micro-batches until their global batch is complete."""
+"""Adds up the gradients of micro-batches until the global batch is complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Averages gradients over replicas, by a DDP of the parameters trained now."""
+"""Averages gradients over replicas, by a DDP of the parameters being trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weighs and accumulates the gradients of a module that `fully_shard` has sharded."""
+"""Weighs and adds up the gradients of a module sharded by `fully_shard`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weighs losses by what they are means over, where the backward pass begins."""
+"""Weighs losses by how many samples they average, as the backward pass begins."""
 
 from __future__ import annotations
 

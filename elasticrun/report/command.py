@@ -1,4 +1,4 @@
-"""The command line `elasticrun report [JOB | DIR]`: the page, as one file."""
+"""The command `elasticrun report [JOB | DIR]`, which writes the page as one file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A job's history, as its events tell it: generations, what was lost, what was spent.
+"""A job's history, made from its events: generations, lost work, time spent.
 
-Samples are counted from the job's beginning. A generation notes how many it has passed
-itself; what lay before it is what the checkpoint that it began with had passed.
+Samples count from the job's beginning. A generation notes the samples of its own; those
+before it are the samples at the checkpoint from which it resumed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Captures what a rank saves, at the boundary."""
+"""Copies what a rank saves into memory, at the boundary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening the checkpoint directory: all replicas begin with the same, or none does."""
+"""Opens the checkpoint directory: all replicas load the same checkpoint, or none."""
 
 from __future__ import annotations
 

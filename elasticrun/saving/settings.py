@@ -1,7 +1,7 @@
 """The settings of a job: their defaults, environment variables and validation.
 
-They come from what a program gives, else from the variables of its process. What parses
-one is told what to call it in a refusal: as it was given.
+A program's arguments win over environment variables. Errors name a setting as it was
+given: the argument or the variable.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Lists the checkpoints in a directory with their conditions, and finds one.
 
-Only names, manifests and sizes are looked at, so that it is quick and needs no torch.
+It reads only names, manifests and sizes, so it is quick and needs no torch.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Metrics in the manner of torchmetrics, whose states are merged over the replicas.
+"""Metrics such as torchmetrics', whose states are merged over the replicas.
 
-Each replica's metric has seen that replica's samples. Of each of its states a metric
-says how several become one (`dist_reduce_fx`), and whether its `state_dict` has it at
-all, which it has not by default. torchmetrics is not imported: its metrics are known by
-what they have.
+A replica's metric has seen only that replica's samples. Each state of a metric says how
+to merge it over replicas (`dist_reduce_fx`), and whether `state_dict` has it (by
+default not). torchmetrics is not imported: a metric is recognized by its attributes.
 """
 
 from __future__ import annotations

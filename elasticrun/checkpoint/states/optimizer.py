@@ -1,8 +1,8 @@
 """The state of an optimizer, saved by the names of its parameters.
 
-`Optimizer.state_dict` numbers parameters in the order in which the program gave them. A
-program that gives them in another order, as from a set, would load each one's state for
-another one, and torch would not notice.
+`Optimizer.state_dict` numbers parameters in the order in which they were given. If that
+order changes (parameters from a set, for example), each parameter would get the state
+of another one, and torch would not notice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nested values and tensors as bytes that execute nothing when they are loaded."""
+"""Nested values and tensors to bytes and back; loading executes nothing."""
 
 from __future__ import annotations
 

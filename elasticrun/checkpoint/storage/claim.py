@@ -1,9 +1,9 @@
 """The claim on an object store, which keeps a second live job out.
 
-A store has no locks. Each start puts a claim with the next number, and who has the
-highest owns the place; nobody ever writes over another's. The owner's thread puts its
-own again every few seconds, so that others see whether it lives; and before each commit
-the owner looks whether it still owns the place.
+An object store has no locks. Each start writes a claim with the next number, and never
+over another claim; the highest number owns the place. The owner's thread writes its
+claim again every few seconds, so that others see that it is alive. Before each commit
+the owner checks that it still owns the place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Objects below one URL, read and written whole through fsspec.
 
-Whatever goes wrong in the many libraries behind it becomes an OSError: a
-FileNotFoundError where an object is known to be absent, else a StoreUnreachableError.
+Every error of the libraries behind fsspec becomes an OSError: FileNotFoundError if the
+object does not exist, else StoreUnreachableError.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checkpoints in an object store, where a checkpoint exists once its manifest does."""
+"""Checkpoints in an object store; one exists as soon as its manifest does."""
 
 from __future__ import annotations
 

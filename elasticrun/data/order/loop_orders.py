@@ -1,4 +1,4 @@
-"""The order of each loop over a loader, and its cut into global batches."""
+"""The order of each loop over a loader, cut into global batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is given as `sampler=` or `batch_sampler=`: a map, and how it is read."""
+"""Reads what a user gives as `sampler=` or `batch_sampler=`: a map."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data sets that others iterate over: torch's `IterableDataset`, Hugging Face's."""
+"""Iterable data sets: torch's `IterableDataset`, Hugging Face's."""
 
 from __future__ import annotations
 

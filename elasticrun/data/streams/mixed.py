@@ -1,4 +1,4 @@
-"""`Mixed`: samples of several data sets, in exact shares."""
+"""`Mixed`: mixes several data sets in exact proportions."""
 
 from __future__ import annotations
 

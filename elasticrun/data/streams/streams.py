@@ -1,4 +1,4 @@
-"""`Streams`: a data set whose streams are read in sequence, from any sample on."""
+"""`Streams`: a data set read in sequence, which can begin at any sample."""
 
 from __future__ import annotations
 

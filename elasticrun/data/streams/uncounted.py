@@ -1,4 +1,4 @@
-"""`Uncounted`: one pass over streams whose lengths nobody knows."""
+"""`Uncounted`: one pass over streams of unknown length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports modules in the forkserver, as far as replicas can safely be forked after."""
+"""Imports modules in the forkserver, except those that make forks unsafe."""
 
 from __future__ import annotations
 

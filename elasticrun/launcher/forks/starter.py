@@ -1,4 +1,4 @@
-"""The launcher's side of the forkserver: it asks for replicas, which then wait."""
+"""The launcher's side of the forkserver: asks it to fork replicas, which then wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One attempt to run a generation, as one of the nodes of a round sees it."""
+"""One generation in a round of nodes, as one node sees it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the nodes of a job meet, and the address at which each reaches the others."""
+"""Where nodes meet, and the address at which each node reaches the others."""
 
 from __future__ import annotations
 

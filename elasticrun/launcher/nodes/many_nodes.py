@@ -1,9 +1,9 @@
 """The nodes of a job on many machines, by torch's rendezvous and the store of a round.
 
-A node is a member from a round of the rendezvous to the next. As long as the members
-stay the same, one generation follows another in the same round, as attempts in its
-store: each node notes its offer, later perhaps a request, and at last how its replicas
-ended. What all have noted is the same for all, so all come to the same verdict.
+The members of a round of the rendezvous stay the same. While they do, its generations
+follow one another as attempts in the round's store. In each attempt a node notes its
+offer, later perhaps a request, and at last how its replicas ended. All nodes read the
+same notes, so all come to the same verdict.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A process beside the launcher that meets the other nodes by torch's rendezvous.
 
-The launcher itself need not import torch, is never held up by a network that does not
-answer, and can end this process when that hangs. They talk by messages.
+So the launcher need not import torch, never waits for the network, and can end this
+process when it hangs. The two exchange messages.
 """
 
 from __future__ import annotations

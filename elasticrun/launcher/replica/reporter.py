@@ -1,4 +1,4 @@
-"""A replica's thread that reports to the launcher, and takes its stop requests."""
+"""A replica's thread that tells the launcher where the job is, and takes stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a generation ended: the first cause, not what followed from it."""
+"""Why a generation ended: finds the first failure, which caused the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What crashes a job has had, and whether it may go on after the next one."""
+"""Counts a job's crashes, and decides whether it restarts after the next one."""
 
 from __future__ import annotations
 

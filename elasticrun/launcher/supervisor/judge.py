@@ -1,4 +1,4 @@
-"""What follows from how a generation ended: another one, or the job's exit code."""
+"""Decides after a generation: start another one, or end with an exit code."""
 
 from __future__ import annotations
 

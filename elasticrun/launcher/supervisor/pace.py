@@ -1,4 +1,4 @@
-"""How fast a generation trains, and when the job is done, by its rank 0's reports."""
+"""Speed and remaining time of a job, from the reports of its rank 0."""
 
 from __future__ import annotations
 

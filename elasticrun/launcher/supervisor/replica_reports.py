@@ -1,4 +1,4 @@
-"""Passes on what replicas report, to the user and to the rest of the launcher."""
+"""Passes the replicas' reports on, to the user and to the rest of the launcher."""
 
 from __future__ import annotations
 

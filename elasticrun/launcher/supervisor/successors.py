@@ -1,4 +1,4 @@
-"""The replicas that wait for the next generation."""
+"""Replicas that are started ahead, and wait for the next generation."""
 
 from __future__ import annotations
 

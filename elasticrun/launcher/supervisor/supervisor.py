@@ -1,4 +1,4 @@
-"""The launcher's core: generations begin and end until the job does.
+"""The launcher's core: starts one generation after another until the job ends.
 
 A generation ends and the next one begins in these steps. All of them run in the
 launcher's one thread, called back by its loop; in brackets, who works meanwhile.

@@ -1,4 +1,4 @@
-"""Decides when the running generation stops for its successors."""
+"""Decides when the running generation stops, so that its successors take over."""
 
 from __future__ import annotations
 

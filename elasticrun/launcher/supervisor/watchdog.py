@@ -1,4 +1,4 @@
-"""Ends a generation that has failed, that hangs, or that does not stop in time."""
+"""Kills a generation that has failed, that hangs, or that does not stop in time."""
 
 from __future__ import annotations
 

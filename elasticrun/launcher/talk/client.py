@@ -1,4 +1,4 @@
-"""A running job, from another process of the same user."""
+"""The commands' side: a connection to a running job of the same user."""
 
 from __future__ import annotations
 

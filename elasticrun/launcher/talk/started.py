@@ -1,4 +1,4 @@
-"""Which jobs this user started lately: how those are found that have ended."""
+"""Notes which jobs this user started, so that ended ones are found by name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What the user sees: a line an event, the replicas' lines, and a status line.
+"""What `elasticrun run` shows: events, the replicas' lines, and a status line.
 
-A terminal that is stopped, or a pipe that nobody reads, must not stop the launcher: a
-thread writes. What it cannot write in time is left out, and said to be; logs have it.
+A thread writes, so that a stopped terminal (Ctrl-S) or a pipe that nobody reads does
+not stop the launcher. Lines that it cannot write in time are left out, and counted in a
+note; the logs have them.
 """
 
 from __future__ import annotations
