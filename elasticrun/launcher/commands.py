@@ -125,25 +125,23 @@ def _check(arguments: argparse.Namespace, nodes: NodeSettings | None) -> None:
         )
     if arguments.scale_by is not None and nodes is not None:
         raise OptionError(
-            "--scale-by with --nodes: each launcher would decide for its own replicas "
-            "by what all of them give. Let your cluster's scheduler decide, by "
-            "`elasticrun status --scaling --json`."
+            "--scale-by with --nodes: each launcher would choose its own number of "
+            "replicas from the speed of all. Let your cluster's scheduler decide "
+            "instead, from `elasticrun status --scaling --json`."
         )
     if arguments.scale_by is not None and ":" not in (arguments.replicas or ""):
-        raise OptionError(
-            "--scale-by needs --replicas MIN:MAX, between which it may go."
-        )
+        raise OptionError("--scale-by needs --replicas MIN:MAX, the bounds for it.")
     if arguments.spares and nodes is not None:
         raise OptionError(
-            "--spares with --nodes: spares wait with the number of replicas and the "
-            "address that they are to have, which other machines may change. Leave one "
-            "of the two out."
+            "--spares with --nodes: a spare starts with a number of replicas and an "
+            "address, and other machines may change both. Leave out one of the two "
+            "options."
         )
     if arguments.fresh and nodes is not None:
         raise OptionError(
             "--fresh with --nodes: the machines start one after another, so one would "
-            "move aside what another has begun. Move the checkpoint directory yourself "
-            "before you start, or give another --checkpoint-dir."
+            "move aside what another has just begun. Move the checkpoint directory "
+            "yourself before the start, or give another --checkpoint-dir."
         )
 
 
@@ -190,7 +188,10 @@ def wait(arguments: argparse.Namespace) -> int:
     except JobError as error:
         return _fail(str(error), error.exit_code)
     if code is None:
-        return _fail(f"{known.name} ended without a word", REFUSED)
+        return _fail(
+            f"{known.name} ended unexpectedly: it was killed, or its machine is gone",
+            REFUSED,
+        )
     _say(f"{known.name} ended with exit code {code}")
     return int(code)
 

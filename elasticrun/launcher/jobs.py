@@ -88,7 +88,7 @@ def status_of_ended(job: KnownJob) -> dict[str, Any]:
     newest = {event["event"]: event for event in events}
     last, start = events[-1], newest.get("start", {})
     is_running = last["event"] != "end" and job.is_running
-    text, code = "ended without a word: killed, or its machine is gone", None
+    text, code = "ended unexpectedly: it was killed, or its machine is gone", None
     if is_running:
         text = "running, without a launcher on this machine"
     elif last["event"] == "end":
@@ -130,7 +130,8 @@ def find_known_job(word: str | None) -> KnownJob:
     if found:
         names = ", ".join(job.pid for job in found)
         raise JobError(
-            f"more than one such job is running: {names}. Name one by its number.",
+            f"more than one such job is running: {names}. Give one of these process "
+            "numbers.",
             exit_code=NO_JOB,
         )
     if place is not None:

@@ -93,8 +93,8 @@ def _wait_for_replicas(directory: Path) -> None:
 
 def _refusal(directory: Path, owner: str) -> OptionError:
     return OptionError(
-        f"a live job uses {directory} ({owner}). Each would take the other's "
-        "checkpoints for its own. Stop that job first, or give this one another "
+        f"another job is running with {directory} ({owner}). Each of the two would "
+        "load the other's checkpoints. Stop that job first, or give this one another "
         "--checkpoint-dir."
     )
 

@@ -121,7 +121,7 @@ def _say_where(options: Options, console: Console) -> None:
     newest = directory.newest_checkpoint(where)
     console.event(
         f"job {options.name}, checkpoints in {where}"
-        + (f", going on from checkpoint {newest}" if newest else "")
+        + (f", resuming from checkpoint {newest}" if newest else "")
         + f", logs in {options.log_dir}",
         "start",
         pid=os.getpid(),

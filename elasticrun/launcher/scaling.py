@@ -136,7 +136,9 @@ class ScaleBy:
         generation = self._settled()
         tables = json.loads(text)
         if len(tables) > 1:
-            self._complain(f"{', '.join(tables)} were all trained with: give a command")
+            self._complain(
+                f"{', '.join(tables)} all have tables: give a COMMAND that chooses"
+            )
         elif generation is not None and generation.number == self._number:
             (table,) = tables.values()
             bounds = self._supervisor.options.replicas

@@ -105,7 +105,7 @@ class History:
 
     def _on_start(self, event: Event) -> None:
         self.start = self._cause = event
-        self._end("its launcher ended without a word", event["time"], is_known=False)
+        self._end("its launcher ended unexpectedly", event["time"], is_known=False)
 
     def _on_restart(self, event: Event) -> None:
         self._cause = event
@@ -116,7 +116,7 @@ class History:
 
     def _on_begin(self, event: Event) -> None:
         before = self.generations[-1] if self.generations else None
-        self._end("it ended without a word", event["time"], is_known=False)
+        self._end("it ended unexpectedly", event["time"], is_known=False)
         number = event["checkpoint"]
         unknown = before.points[-1][1] if before and number is not None else 0
         base, saved_at = self._samples_at.get(number, (unknown, event["time"]))

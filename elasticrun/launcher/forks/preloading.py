@@ -112,7 +112,7 @@ def _find_broken_forks() -> str:
             os._exit(is_broken)
     _, status = os.waitpid(child, 0)
     if status:
-        return "importing them asked for GPUs, which no fork can use after that"
+        return "importing them asked for GPUs, and after that no fork can use any"
     return ""
 
 

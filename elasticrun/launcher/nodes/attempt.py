@@ -188,4 +188,4 @@ class Attempt:
 
     def describe_silent(self) -> str:
         labels = ", ".join(self.label(node) for node in sorted(self.silent))
-        return f"{labels}: nothing was heard from there for some seconds"
+        return f"{labels}: no sign of life for some seconds"

@@ -68,8 +68,8 @@ def address_here(given: str) -> OwnAddress:
         if not _is_loopback(address) and (interface := _interface_of(address)):
             return OwnAddress(address, address, interface)
     raise OSError(
-        f"nobody knows how other machines reach this one: its name, "
-        f"{socket.gethostname()}, stands for no address of its own, and it has no "
+        "no address was found at which other machines reach this one: its name, "
+        f"{socket.gethostname()}, leads to none of its addresses, and it has no "
         "default route. Give --address HOST"
     )
 

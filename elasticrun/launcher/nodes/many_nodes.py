@@ -286,7 +286,9 @@ class ManyNodes:
         """Prepare to join: those who run wait for that."""
         if self._phase is _NodePhase.JOINING:
             self._request = request
-            self._subscriber.on_preparation_requested("those that train make room")
+            self._subscriber.on_preparation_requested(
+                "the running replicas make room for this node"
+            )
 
     def _on_joined(self, message: Message) -> None:
         self._request = ""
@@ -315,7 +317,7 @@ class ManyNodes:
             self._subscriber.on_no_nodes(_explain(message, self._settings))
             return
         if phase is not _NodePhase.OPENING:
-            self._say(f"{self._settings.endpoint} is lost ({why}); looking for it")
+            self._say(f"{self._settings.endpoint} is lost ({why}); connecting again")
         else:
             self._on_failing(why, is_usual=False)
         self._loop.call_later(_RETRY_SECONDS, self.open)
@@ -326,7 +328,8 @@ class ManyNodes:
 
     @property
     def _loss(self) -> str:
-        return f"this node lost {self._settings.endpoint}, and with it the other nodes"
+        endpoint = self._settings.endpoint
+        return f"this node lost the connection to {endpoint}, and so to the other nodes"
 
     # What all note in the store of the round.
 
@@ -456,8 +459,8 @@ def _explain(message: Message, settings: NodeSettings) -> str:
     if message["type"] == "skewed":
         return (
             f"the clock of this machine differs by {message['seconds']:.0f} s from "
-            f"that of {settings.endpoint}, so that each would take the other for dead. "
-            "Set both by the same time server"
+            f"that of {settings.endpoint}, so each would believe the other dead. "
+            "Synchronize both clocks (NTP)"
         )
     if message["type"] == "no_address":
         return str(message["text"])

@@ -84,9 +84,11 @@ class MeetingPlace:
         try:
             found = Endpoint(**json.loads(self._storage.read(_FILE)))
         except FileNotFoundError as error:
-            raise OSError("the node that serves it has not written where") from error
+            raise OSError(
+                "the node that serves it has not written its address yet"
+            ) from error
         except (ValueError, TypeError, CheckpointError) as error:
-            raise OSError(f"what stands in {_FILE} is not known: {error}") from error
+            raise OSError(f"{_FILE} cannot be read: {error}") from error
         if found.name != self._name:
             raise OSError(
                 f"another job, {found.name}, meets there; this one needs a "

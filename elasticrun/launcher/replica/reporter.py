@@ -96,8 +96,8 @@ class Reporter:
         if not self._has_failed:
             self._has_failed = True
             logger.warning(
-                "the launcher is not told where this replica is, so that `elasticrun "
-                "status` may show what was before; training goes on",
+                "this replica cannot report its position, so `elasticrun status` may "
+                "show an old one; training goes on",
                 exc_info=True,
             )
 

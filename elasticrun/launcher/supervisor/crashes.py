@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from elasticrun.errors import counted
 from elasticrun.launcher.nodes.nodes import Round
 from elasticrun.launcher.verdict import Verdict
 
@@ -79,9 +80,10 @@ def start_from(newest: int) -> str:
 def _describe_spent(most: int) -> str:
     if most == 0:
         return "no restarts are allowed (--max-restarts 0)"
-    if most == 1:
-        return "1 restart without a newer checkpoint is used up (--max-restarts)"
-    return f"{most} restarts without a newer checkpoint are used up (--max-restarts)"
+    return (
+        "no restarts are left (--max-restarts): the last new checkpoint is "
+        f"{counted(most, 'restart')} ago"
+    )
 
 
 _LONGEST_DELAY = 60.0

@@ -187,8 +187,8 @@ class Judge:
         self._console.event(f"finished after {seconds:.0f} s{restarts}{lost}")
         if self.is_plain:
             self._console.event(
-                "warning: the program did not use elasticrun: each replica ran all of "
-                "it by itself, and nothing was saved"
+                "warning: the program did not use elasticrun: every replica trained by "
+                "itself on all data, and nothing was saved"
             )
         return NextAction(0)
 
@@ -212,8 +212,7 @@ class Judge:
         self._console.event(
             f"generation {number} has lost a node: {verdict.text}; "
             + (f"{verdict.rescued}; " if verdict.rescued else "")
-            + "going on "
-            f"{start_from(verdict.newest)}",
+            + f"restarting {start_from(verdict.newest)}",
             "restart",
             cause="a node is gone",
         )
@@ -265,6 +264,6 @@ def _rescued(verdict: Verdict) -> str:
 def _saved(verdict: Verdict) -> str:
     newest = verdict.newest
     if verdict.is_unsaved:
-        lost = f"what came after checkpoint {newest}" if newest else "everything"
-        return f"the last save failed, as rank 0 says in its log: {lost} is lost"
+        lost = f"training after checkpoint {newest}" if newest else "everything"
+        return f"the last save failed (rank 0's log says why): {lost} is lost"
     return f"checkpoint {newest} is saved" if newest else "nothing was saved"

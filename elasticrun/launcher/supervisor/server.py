@@ -87,7 +87,9 @@ class Server:
             return self._leave(channel)
         if kind == "scale":
             return self._scale(request.get("replicas"), channel)
-        return {"error": f"{kind!r} is no request: status, scale, stop or leave is"}
+        return {
+            "error": f"{kind!r} is no request; known are status, scale, stop and leave"
+        }
 
     def _stop(self, channel: Channel, *, is_now: bool) -> Message:
         self._stopping.append(channel)
@@ -99,9 +101,10 @@ class Server:
     def _leave(self, channel: Channel) -> Message:
         if self._supervisor.nodes.is_needed and self._supervisor.options.nodes:
             return {
-                "error": "this node serves the endpoint, so the others cannot go on "
-                "without it. `elasticrun stop` ends the job on all nodes; one that is "
-                "started without --rdzv-endpoint goes on without any of them"
+                "error": "all nodes meet at this one (--rdzv-endpoint), so the others "
+                "cannot go on without it. `elasticrun stop` ends the job on "
+                "all nodes. A job that is started without --rdzv-endpoint can "
+                "go on without any of its nodes"
             }
         now = time.monotonic()
         # Whoever calls it may signal after that, which hurries nobody.

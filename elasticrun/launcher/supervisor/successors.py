@@ -186,7 +186,7 @@ class Successors:
             return True
         self._say(
             f"{counted(size, 'more replica')} of {most >> 20} MiB may not fit into "
-            f"memory beside those that run, so {otherwise}"
+            f"memory beside the running ones, so {otherwise}"
         )
         return False
 
@@ -211,7 +211,10 @@ class Successors:
     def _begin_rehearsal(self) -> None:
         limit = max(_LEAST_LIMIT, _STARTS_IN_LIMIT * self._longest_start)
         limit = min(limit, self._most_patience)
-        why = f"not all new replicas have needed the job within {limit:.0f} s"
+        why = (
+            "not all new replicas came to the line that needs the job within "
+            f"{limit:.0f} s"
+        )
         self._timer = self._loop.call_later(limit, lambda: self._on_too_slow(why))
         self._begun_at = time.monotonic()
         self.is_rehearsing = True

@@ -377,7 +377,7 @@ class Supervisor:
     def on_preparation_requested(self, cause: str) -> None:
         """Prepare successors for a generation with other nodes."""
         if self._phase is Phase.GATHERING:
-            self._console.event(f"{cause}: new replicas prepare here, too")
+            self._console.event(f"{cause}: new replicas prepare here as well")
             self.successors.rehearse()
         else:
             self.takeover.on_preparation_requested(cause)

@@ -132,7 +132,9 @@ class Takeover:
         if not self.successors.offered:  # Else it is done once these have begun.
             self.prepare()
             if self.size != size:
-                raise OptionError("no replica can be started; the launcher says why")
+                raise OptionError(
+                    "no replica can be started; the launcher's output says why"
+                )
         return text
 
     def _stay(self) -> str:
@@ -158,13 +160,17 @@ class Takeover:
     def on_preparation_requested(self, cause: str) -> None:
         """Prepare for a generation with other nodes."""
         if self._generation is not None and not self.is_preparing:
-            self._console.event(f"{cause}: new replicas prepare beside those that run")
+            self._console.event(
+                f"{cause}: new replicas prepare beside the running ones"
+            )
             self.prepare()
 
     def on_preparation_withdrawn(self) -> None:
         """Let the running generation go on: no node needs another one any more."""
         if self.is_preparing:
-            self._console.event("nothing is to change any more; those that run go on")
+            self._console.event(
+                "the change is no longer wanted; the running replicas go on"
+            )
             self._call_off()
 
     def _call_off(self) -> None:
@@ -212,7 +218,7 @@ class Takeover:
     def _on_too_slow(self, why: str) -> None:
         """Stop the running generation: they may never be ready beside it."""
         if self.is_preparing:
-            self._reports.tell(f"{why}; those that run give way to them now")
+            self._reports.tell(f"{why}; the running replicas stop for them now")
             self._nodes.skip_preparation()
 
     def _on_failed(self, why: str) -> None:
@@ -222,16 +228,20 @@ class Takeover:
         """
         may_rehearse = self.successors.may_rehearse
         if self.is_preparing and self._options.nodes is not None:
-            why = f"a new replica failed, so those that run stop first. It was {why}"
+            why = f"a new replica failed, so the running ones stop first. It was {why}"
             self._reports.tell(why)
             self.successors.prepare(self.size)
         elif self.is_preparing:
             self._call_off()
             first = "" if may_rehearse else "; the next rescaling stops them first"
-            why = f"a new replica failed, so those that run go on{first}. It was {why}"
+            why = (
+                f"a new replica failed, so the running ones go on{first}. It was {why}"
+            )
             self._reports.tell(why, is_over=True)
         elif self.successors.is_requested:
-            self._console.event(f"a new replica failed, so others start. It was {why}")
+            self._console.event(
+                f"a new replica failed, so others are started. It was {why}"
+            )
             self.successors.prepare(self.size)
         else:
             more = "others take their place" if may_rehearse else "there are no more"

@@ -26,7 +26,7 @@ def _render_job(job: Status) -> str:
     if job["no_boundary"] is not None:
         lines.append(f"               {job['no_boundary']};")
         lines.append(
-            "               before the next boundary it neither saves nor stops"
+            "               until the next boundary it can neither save nor stop"
         )
     if job["samples_per_second"] is not None:
         speed = speed_text(job["samples_per_second"], job["unit"])
