@@ -65,8 +65,8 @@ def _compare(name: str, told: Mapping[int, Any]) -> str:
             )
             return (
                 f"the replicas have made `{name}` differently: {differences}. Each "
-                "takes its share of one order that all must know alike, so samples "
-                "would be lost or seen twice. Make the same loaders on every replica, "
-                "in the same order; none needs a seed or a part of the data of its own."
+                "replica takes its share of one common order, so samples would be lost "
+                "or seen twice. Make the same loaders on every replica, in the same "
+                "order, with the same seed and all of the data."
             )
     return ""

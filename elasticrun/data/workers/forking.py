@@ -51,8 +51,9 @@ class _Process(ForkProcess):
                     return child
                 _end(child)
             logger.warning(
-                "process %d of a data loader did not begin within %g s of its fork, "
-                "which may have caught a lock of another thread; it is forked again",
+                "process %d of a DataLoader did not begin within %g s of its fork, "
+                "perhaps because the fork copied a lock that another thread held; it "
+                "is forked again",
                 child.pid,
                 patience,
             )
