@@ -134,9 +134,9 @@ class Progress:
             )
         if self._is_asked and pending.place != position.place:
             raise LoopOrderError(
-                f"the states of two loaders say that the program goes on at {position} "
-                f"and at {pending}. A job has one position. Load states that were "
-                "taken at the same moment."
+                f"one loader's state resumes at {position}, another one's at "
+                f"{pending}. A job has one position. Load states that were taken at "
+                "the same moment."
             )
 
     def skip_epochs(self, limit: int) -> int:
