@@ -58,11 +58,11 @@ class MetricState(StatefulState):
             if num_replicas() > 1 and kind not in _MERGED and kind != "list":
                 raise CheckpointError(
                     f"the state {state!r} of the metric {name + '.' + key!r} "
-                    f"({type(metric).__name__}) cannot be merged over "
-                    f"{num_replicas()} replicas: its dist_reduce_fx is {kind}, not "
-                    "sum, mean, max, min or cat. All replicas would go on with rank "
-                    "0's after a restart. Compute it on samples that are gathered "
-                    "first, use one that can be merged, or do not register it."
+                    f"({type(metric).__name__}) cannot be merged over {num_replicas()} "
+                    f"replicas: its dist_reduce_fx is {kind}, not sum, mean, max, min "
+                    "or cat. After a restart all replicas would have rank 0's. Gather "
+                    "the samples before you compute it, use a metric that can be "
+                    "merged, or do not register it."
                 )
 
     def sync(self) -> None:
