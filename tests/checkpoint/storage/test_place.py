@@ -117,9 +117,7 @@ def test_to_name_a_store_asks_nothing_of_it() -> None:
 
 @pytest.mark.parametrize("given", ["s3://b/x", RemotePath("s3://b/x")])
 def test_what_gives_out_paths_refuses_urls(given: str | RemotePath) -> None:
-    with pytest.raises(
-        ValueError, match=r"AtomicDirectory was given '.*x'\. It w"
-    ):
+    with pytest.raises(ValueError, match=r"AtomicDirectory was given '.*x'\. It w"):
         AtomicDirectory(given)
     with pytest.raises(ValueError, match=r"atomic_save was given '.*x'\. It w"):
         atomic_save(1, given)
