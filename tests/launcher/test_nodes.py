@@ -226,7 +226,7 @@ def test_a_node_that_is_killed_costs_what_came_after_the_last_checkpoint(
     wait_until((stage.checkpoints / "checkpoint-00000019/manifest.json").exists)
     os.kill(dies.pid, signal.SIGKILL)
     stays.wait_until_said("generation 1 has lost a node: node 1")
-    assert "resuming from checkpoint 19" in stays.events
+    assert "restarting from checkpoint 19" in stays.events
     stage.mark("go-2")
     assert ends(stays) == [0]
     assert sizes(stage) == {0: 1, 1: 3, 2: 1}
