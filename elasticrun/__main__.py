@@ -70,21 +70,22 @@ def _make_parser(chosen: str) -> argparse.ArgumentParser:
     for name, text, add_arguments in (
         ("run", "train with a script, and restart it after crashes", _add_run),
         ("scale", "change the number of replicas of a running job", _add_scale),
-        ("status", "show the running jobs", _add_status),
-        ("stop", "save and end a running job", _add_stop),
-        ("leave", "save and end on this machine; the others go on", _add_job),
-        ("wait", "wait until a job has ended, and end with its exit code", _add_job),
-        ("logs", "show what replicas printed", _add_logs),
+        ("status", "show the running jobs, or how the last one ended", _add_status),
+        ("stop", "save and stop a running job", _add_stop),
+        ("leave", "save, and go on without this machine", _add_job),
+        ("wait", "wait until a job ends, and exit with its exit code", _add_job),
+        ("logs", "show what the replicas have printed", _add_logs),
     ):
         command = add(name, text)
         add_arguments(command)
         command.set_defaults(run=_lazily("elasticrun.launcher.commands", name))
     _add_checkpoints(commands)
     for name, package, text, add_name, main_name in (
-        ("lint", "lint", "find what a restart would break", "add_arguments", "main"),
+        ("lint", "lint", "find lines of a script that a restart would break",
+         "add_arguments", "main"),
         ("rule", "lint", "explain a rule of the linter", "add_rule_arguments",
          "rule_main"),
-        ("report", "report", "write a page that shows what became of a job",
+        ("report", "report", "write a page with the history of a job",
          "add_arguments", "main"),
         ("check", "check", "run a script with and without restarts, and compare",
          "add_arguments", "main"),
@@ -100,63 +101,66 @@ def _make_parser(chosen: str) -> argparse.ArgumentParser:
 def _add_run(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--replicas", metavar="N|auto|MIN:MAX",
-        help="how many processes train; auto (the default) is one for each GPU, or "
-        "without GPUs one for each core, at most 8; MIN:MAX bounds auto and "
-        "scale")  # fmt: skip
+        help="how many processes train; default: auto, one for each GPU, or one for "
+             "each core (at most 8) without GPUs; MIN:MAX limits auto and `elasticrun "
+             "scale`")  # fmt: skip
     add("--checkpoint-dir", metavar="DIR|URL",
-        help="where it saves and resumes; default: SCRIPT-checkpoints")  # fmt: skip
+        help="where the job saves, and resumes from; default: "
+        "SCRIPT-checkpoints")  # fmt: skip
     add("--fresh", action="store_true",
-        help="start anew; old checkpoints are moved aside, never removed")  # fmt: skip
+        help="start anew; old checkpoints are renamed, never deleted")  # fmt: skip
     add("--max-restarts", metavar="N",
-        help="restarts after crashes without a newer checkpoint between them; "
+        help="restarts after crashes with no new checkpoint between them; "
         "default: 3")  # fmt: skip
     add("--grace", metavar="SECONDS",
-        help="how long saving and ending may take; default: ELASTICRUN_GRACE, or "
-        "60")  # fmt: skip
+        help="how long the job may take to save and exit at a stop; default: "
+             "ELASTICRUN_GRACE, or 60")  # fmt: skip
     add("--save-interval", metavar="SECONDS",
-        help="seconds between checkpoints, auto, or off; 0 saves after every batch; "
-        "default: 300")  # fmt: skip
+        help="seconds between checkpoints; 0: after every batch, auto: by the cost of "
+             "a save, off: none by time; default: 300")  # fmt: skip
     add("--hang-timeout", default="auto", metavar="auto|SECONDS|off",
-        help="how long a process may need between two batches; default: auto, 20 "
-        "times the longest so far and at least 9 minutes")  # fmt: skip
+        help="after how long without a batch a process counts as hung; default: auto, "
+             "20 times the longest time so far, at least 9 minutes")  # fmt: skip
     add("--spares", action="store_true",
-        help="keep as many processes waiting as train, to take over after a "
+        help="keep as many spare processes as train, ready to take over after a "
         "crash")  # fmt: skip
     add("--stop-signals", metavar="NAMES",
-        help="signals that mean to save and stop, besides TERM and INT: any of HUP, "
-        "USR1, USR2, QUIT, ALRM, XCPU; default: ELASTICRUN_STOP_SIGNALS, or "
-        "HUP,USR1,USR2")  # fmt: skip
+        help="signals at which the job saves and stops, besides TERM and INT: any of "
+             "HUP, USR1, USR2, QUIT, ALRM, XCPU; default: ELASTICRUN_STOP_SIGNALS, or "
+             "HUP,USR1,USR2")  # fmt: skip
     add("--start", choices=["fork", "exec"], default="fork",
         help="fork processes from one that has imported torch (the default), or "
         "start a new interpreter for each")  # fmt: skip
     add("--no-lint", dest="lint", action="store_false",
-        help="do not show what the linter finds in the script")  # fmt: skip
+        help="do not lint the script at the start")  # fmt: skip
     add("--name", metavar="JOB",
-        help="the job's name for other commands; checkpoints of another name are "
-        "refused; default: the script's file name")  # fmt: skip
+        help="the job's name, for other commands and in checkpoints; a job loads no "
+             "checkpoint of another name; default: the script's file name")  # fmt: skip
     add("--log-dir", metavar="DIR",
-        help="where output is kept; default: logs in the checkpoint "
-        "directory")  # fmt: skip
+        help="directory for the logs of all processes; default: logs in the checkpoint "
+             "directory")  # fmt: skip
     add("--nodes", metavar="N|MIN:MAX",
         help="how many machines take part; start the same command on each")  # fmt: skip
     add("--rdzv-endpoint", metavar="HOST:PORT",
-        help="the machine at which all meet (default port: 29400); without it they "
-        "find each other through the checkpoint directory")  # fmt: skip
+        help="the machine at which all machines meet (default port: 29400); default: "
+             "they find each other through the checkpoint directory")  # fmt: skip
     add("--address", metavar="HOST",
-        help="the address at which other machines reach this one")  # fmt: skip
+        help="name or address of this machine, at which the others "
+        "reach it")  # fmt: skip
     add("--notice", metavar="aws|gcp|azure|URL",
-        help="whom to ask whether this machine is about to be taken away; the job "
-        "then saves and leaves")  # fmt: skip
+        help="the cloud, or a URL, to ask whether this machine will be taken away; "
+             "before that the job saves and leaves")  # fmt: skip
     add("--scale-by", metavar="efficiency:SHARE|COMMAND",
-        help="rescale by itself, within --replicas MIN:MAX: to the most replicas of "
-        "which each is worth SHARE of one alone, or to what COMMAND prints, which "
-        "gets the table as JSON")  # fmt: skip
+        help="choose the replicas within --replicas MIN:MAX: the most with a speedup "
+             "of SHARE times their number, or what COMMAND prints; it gets the scaling "
+             "table as JSON")  # fmt: skip
     add("-q", "--quiet", action="store_true",
-        help="show what the launcher says; what processes print is in the logs "
-        "only")  # fmt: skip
+        help="show only the launcher's messages; the output of processes goes to the "
+             "logs")  # fmt: skip
     add("--on-event", metavar="COMMAND",
         help="run a command at each start, crash, rescue, restart, rescaling, stop and "
-        "end of the job; it gets the event as JSON on its standard input")  # fmt: skip
+             "end of the job, with the event as JSON on its standard "
+             "input")  # fmt: skip
     add("--lifeline", type=int, help=argparse.SUPPRESS)
     add("--function", action="store_true", help=argparse.SUPPRESS)
     add(
@@ -178,27 +182,32 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 def _add_scale(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("replicas", metavar="N|+N|-N",
-        help="how many processes shall train, or how many more or fewer than "
-        "now")  # fmt: skip
+        help="how many processes to train with, or how many more or fewer "
+        "than now")  # fmt: skip
     _add_job(parser)
 
 
 def _add_stop(parser: argparse.ArgumentParser) -> None:
     _add_job(parser)
     parser.add_argument("--now", action="store_true",
-        help="end it at once, and do not save")  # fmt: skip
+        help="end the job at once, without saving")  # fmt: skip
 
 
 def _add_status(parser: argparse.ArgumentParser) -> None:
     _add_job(parser)
     add = parser.add_argument
-    add("--json", action="store_true", help="print an array of JSON, one object a job")
-    add("--watch", action="store_true", help="print it again every second")
+    add(
+        "--json",
+        action="store_true",
+        help="print a JSON array with an object for each job",
+    )
+    add("--watch", action="store_true", help="print the status again every second")
     add("--scaling", action="store_true",
-        help="what each number of replicas brings, by the checkpoint")  # fmt: skip
+        help="show how fast each number of replicas trains, by the newest "
+        "checkpoint")  # fmt: skip
     add("--worth", type=float, metavar="X",
-        help="print only the most replicas of which each is worth X of one alone, for "
-        "example 0.7")  # fmt: skip
+        help="print only the largest number of replicas whose speedup is at least X "
+             "times their number, for example 0.7")  # fmt: skip
 
 
 def _add_logs(parser: argparse.ArgumentParser) -> None:
@@ -216,7 +225,7 @@ def _add_logs(parser: argparse.ArgumentParser) -> None:
 
 def _add_checkpoints(commands: Any) -> None:
     """Hand on all words as they are; who can do something with them looks at them."""
-    text = "look into the checkpoints of a job"
+    text = "list, verify, show, compare or export checkpoints"
     parser = commands.add_parser(
         "checkpoints", help=text, add_help=False, prefix_chars="\0"
     )
@@ -226,8 +235,8 @@ def _add_checkpoints(commands: Any) -> None:
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", nargs="?", metavar="JOB",
-        help="the job's name or its launcher's process number, if several "
-        "run")  # fmt: skip
+        help="the job's name, or the process number of its launcher; needed if several "
+             "jobs run")  # fmt: skip
 
 
 def _lazily(module: str, function: str) -> Callable[[argparse.Namespace], int]:

@@ -1,4 +1,7 @@
-"""Every exception and warning that elasticrun raises on purpose, and the exit codes."""
+"""Every exception and warning that elasticrun raises on purpose, and the exit codes.
+
+And how their texts, and those of logs, are made.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +58,11 @@ class AgreementError(ElasticRunError):
 
 class CheckpointWarning(UserWarning):
     """Something about checkpoints went wrong that training survives."""
+
+
+def counted(number: int, what: str) -> str:
+    """Return "1 replica", "2 replicas"."""
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def text_of(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Which size of global batches makes the most of the time."""
+"""Finds the global batch size that makes the most progress in a given time."""
 
 from __future__ import annotations
 

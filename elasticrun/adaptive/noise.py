@@ -1,4 +1,4 @@
-"""The noise of gradients: what one step tells of it, and what follows from many."""
+"""The noise of gradients, estimated from many steps."""
 
 from __future__ import annotations
 

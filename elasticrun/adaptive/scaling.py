@@ -1,4 +1,4 @@
-"""What each number of replicas gives, or would give."""
+"""How fast each number of replicas trains, measured or predicted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a step takes, fitted to steps that were timed."""
+"""Predicts how long a step takes, from steps that were timed."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Checkpoints: what is saved, how it becomes durable, and how it is found again."""
+"""Checkpoints: what they hold, how they are written safely and found again."""

@@ -1,7 +1,7 @@
 """Durable files and directories for any program: `atomic_save`, `AtomicDirectory`.
 
-They stand on what commits checkpoints, and need nothing else of elasticrun: no job, no
-loader, no launcher.
+They use the code that commits checkpoints, and work without a job, a loader or a
+launcher.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def atomic_save(
     """
     if not isinstance(f, (str, os.PathLike)):
         raise TypeError(
-            f"atomic_save was given a {type(f).__name__}. What is written into an "
-            "open file cannot replace another one at once. Give it the path."
+            f"atomic_save was given a {type(f).__name__}. An open file cannot replace "
+            "another one at once. Give the path."
         )
     path = local_path(f, what="atomic_save")
     replace_file(path, lambda file: torch.save(obj, file, *more, **options))
@@ -168,8 +168,8 @@ class Preparation:
         if unfinished is not None:
             raise ValueError(
                 f"{self.path / unfinished} is still open for writing in this process. "
-                "What is not flushed yet would be missing, and what is written later "
-                "would change the version. Close it before the version is committed."
+                "Data that is not flushed yet would be missing, and later writes would "
+                "change the version. Close the file before you commit the version."
             )
         return names
 
@@ -248,8 +248,9 @@ class AtomicDirectory:
             if found.manifest.job != VERSIONS_JOB:
                 return (
                     f"{found.path} is a checkpoint of the job {found.manifest.job!r}. "
-                    "Versions beside a job's checkpoints would push them out, and the "
-                    "job could not resume. Give the versions a directory of their own."
+                    "The job would count versions as checkpoints and remove old ones, "
+                    "so that it could not resume. Give the versions their own "
+                    "directory."
                 )
         return None
 

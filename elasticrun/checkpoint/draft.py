@@ -91,8 +91,8 @@ class Checkpoint:
             return self.storage.open_checked(self.path.name, record)
         except DamagedFileError as error:
             raise DamagedFileError(
-                f"{error} It cannot be trusted. Start the job again: it goes on from "
-                "the newest checkpoint that is whole."
+                f"{error} It cannot be trusted. Start the job again: it resumes from "
+                "the newest good checkpoint."
             ) from error
 
 
@@ -149,7 +149,7 @@ class Draft:
         data = manifest.encode()
         if decode(data) != manifest:
             raise CheckpointError(
-                f"the manifest of {self.path} would not be read as it was written: "
+                f"the manifest of {self.path} would be read back differently: "
                 f"{manifest}. Nothing was committed. Please report this."
             )
         self.storage.commit(self.folder, data)

@@ -1,7 +1,7 @@
 """The job's events: one file of JSON lines, beside its checkpoints.
 
-Launchers and replicas append to it at once, each line by one write. Who reads it passes
-over a line that a kill, a full disk or two machines have torn.
+Launchers and replicas append to it, each line by one write. A reader skips lines that
+are incomplete: after a kill, on a full disk, or when two machines wrote at once.
 """
 
 from __future__ import annotations

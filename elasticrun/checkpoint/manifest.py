@@ -1,4 +1,4 @@
-"""The manifest: what a committed checkpoint is and holds, as bytes and back."""
+"""The manifest: describes a committed checkpoint, in a file of its own."""
 
 from __future__ import annotations
 
@@ -147,9 +147,8 @@ def decode(data: bytes, *, source: str = "the manifest") -> Manifest:
     raise CheckpointError(
         f"{source} has checkpoint format {fields['format']}, written by elasticrun "
         f"{fields.get('elasticrun_version', 'of an unknown version')}; this elasticrun "
-        f"reads formats {_OLDEST_FORMAT} to {FORMAT}. Its states cannot be understood "
-        "here. Go on with the elasticrun that wrote it, or start anew in another "
-        "checkpoint directory."
+        f"reads formats {_OLDEST_FORMAT} to {FORMAT}. Resume with the version of "
+        "elasticrun that wrote it, or start anew in another checkpoint directory."
     )
 
 
@@ -164,15 +163,15 @@ def check_job(manifest: Manifest, job: str, *, source: str) -> None:
     if manifest.job == VERSIONS_JOB:
         raise CheckpointError(
             f"{source} is a version of an AtomicDirectory, but this is the job "
-            f"{job!r}. A version has no position to go on from, and the job's "
-            "checkpoints would push the versions out. Give the job a directory of its "
-            "own (ELASTICRUN_CHECKPOINT_DIR)."
+            f"{job!r}. A version has no position to resume at, and the job would "
+            "remove old versions as checkpoints. Give the job its own directory "
+            "(ELASTICRUN_CHECKPOINT_DIR)."
         )
     raise CheckpointError(
-        f"{source} belongs to the job {manifest.job!r}, but this is the job "
-        f"{job!r}. One job cannot go on with another's states. Give this one a "
-        "directory of its own (ELASTICRUN_CHECKPOINT_DIR), or, if only its name "
-        f"has changed, set ELASTICRUN_JOB={shlex.quote(manifest.job)}."
+        f"{source} belongs to the job {manifest.job!r}, but this is the job {job!r}. "
+        "One job cannot resume from the states of another. Give this one its own "
+        "directory (ELASTICRUN_CHECKPOINT_DIR), or, if only its name has changed, set "
+        f"ELASTICRUN_JOB={shlex.quote(manifest.job)}."
     )
 
 

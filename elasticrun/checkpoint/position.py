@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from elasticrun.errors import CheckpointError
+from elasticrun.errors import CheckpointError, counted
 
 STEPS = "remaining_steps_until"  # In place of a loader's name.
 STEPS_OF = "steps of "  # Before the name of a loop that elasticrun does not own.
@@ -73,7 +73,8 @@ class Position:
         if self.in_epoch:
             text = f"epoch {self.finished_epochs}, loop {self.finished_loops}"
         elif self.finished_loops or self.loader:
-            text = f"loop {self.finished_loops} after {self.finished_epochs} epochs"
+            epochs = counted(self.finished_epochs, "epoch")
+            text = f"loop {self.finished_loops} after {epochs}"
         else:
             text = f"the end of epoch {self.finished_epochs - 1}"
         if self.loader == STEPS:

@@ -1,4 +1,4 @@
-"""The registry: the job's states by name, and what of a checkpoint is unclaimed."""
+"""The registry: the job's states by name, and what no state has loaded yet."""
 
 from __future__ import annotations
 
@@ -104,10 +104,9 @@ class Registry:
         except Exception as error:
             raise CheckpointError(
                 f"{checkpoint.path / file_name} could not be loaded as the state "
-                f"{state.name!r} of this program: {text_of(error)}\nIts bytes are as "
-                "they were written, so something else was saved under that name. Give "
-                "the state another name, or start anew with another checkpoint "
-                "directory."
+                f"{state.name!r} of this program: {text_of(error)}\nThe file is "
+                "intact, so something else was saved under that name. Give the state "
+                "another name, or start anew with another checkpoint directory."
             ) from error
         return True
 
@@ -193,8 +192,8 @@ def _check_kind(state: BaseState, checkpoint: Checkpoint) -> None:
         f"{checkpoint.path} has {before} of {state.name!r}, but in this program it has "
         f"{now} (is_per_replica = {state.is_per_replica}), so what was saved would be "
         f"lost. Set is_per_replica = {not state.is_per_replica} in its class, as it "
-        "was when it was saved; or give it another name, under which it begins anew; "
-        "or start anew with another checkpoint directory."
+        "was when it was saved; or give it another name, and it begins anew; or start "
+        "anew with another checkpoint directory."
     )
 
 
@@ -217,11 +216,11 @@ def hint_of_renaming(
     if not (new and left):
         return None
     return (
-        f"{checkpoint.path} has nothing for {new}, which began as the program made it, "
-        f"and nothing has asked for its {left} yet. Was a state renamed? Then its "
-        "values were not loaded: stop the job, give the state its old name, remove the "
-        "checkpoints that are newer than that one, and start again. If not, ignore "
-        "this: what nothing asks for is kept."
+        f"{checkpoint.path} has nothing for {new}, which was therefore not loaded, and "
+        f"nothing has loaded its {left} yet. Was a state renamed? Then its values were "
+        "not loaded: stop the job, give the state its old name, remove the checkpoints "
+        "newer than that one, and start again. If not, ignore this: what is not loaded "
+        "is kept."
     )
 
 

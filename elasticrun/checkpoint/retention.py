@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest, every n-th, and the best."""
+"""Which checkpoints are kept: the newest, every n-th, and the best."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seeds derived from the numbers that name a place in the training."""
+"""Seeds made of epoch, loop and other numbers of a position."""
 
 from __future__ import annotations
 

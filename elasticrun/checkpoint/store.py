@@ -111,8 +111,8 @@ class CheckpointStore:
         if others:
             _warn(
                 f"{', '.join(sorted(others))}: named like a checkpoint, but elasticrun "
-                "did not make it, or its manifest was taken away. It is left alone. "
-                "Give it another name or place."
+                "did not make it, or its manifest was removed. It is left alone. "
+                "Rename or move it."
             )
 
     def find_newest(self) -> Checkpoint | None:
@@ -284,10 +284,10 @@ class CheckpointStore:
     def _none_is_whole(self, damaged: dict[str, str]) -> CheckpointError:
         reasons = "".join(f"  {name}: {text}\n" for name, text in damaged.items())
         return CheckpointError(
-            f"none of the checkpoints in {self.place} is whole:\n{reasons}"
-            "To start at the beginning would give up the training that they stand "
-            "for. Bring one of them back from a copy, or start anew: remove them, or "
-            "give the job another directory (ELASTICRUN_CHECKPOINT_DIR)."
+            f"no checkpoint in {self.place} is good:\n{reasons}Starting at the "
+            "beginning would lose their training. Restore one of them from a copy, or "
+            "start anew: remove them, or give the job another directory "
+            "(ELASTICRUN_CHECKPOINT_DIR)."
         )
 
     def _is_good(self, number: int) -> bool:
@@ -344,7 +344,7 @@ def wait_until_seen(look: Callable[[], T]) -> T:
 
 def _warn_damaged(damaged: dict[str, str], *, found: str) -> None:
     for name, reason in damaged.items():
-        _warn(f"{name} is skipped: {reason} The job goes on from {found}.")
+        _warn(f"{name} is skipped: {reason} The job resumes from {found}.")
 
 
 def _warn(text: str) -> None:

@@ -1,1 +1,1 @@
-"""Which sample goes where: the order, its cut into batches, and how they are read."""
+"""Loaders: which sample comes when and on which replica, and how it is read."""

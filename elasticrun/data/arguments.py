@@ -1,6 +1,6 @@
-"""Checking what a loader is given, while the program can still say what is wrong.
+"""Checks the arguments of loaders when they are made.
 
-What is raised stands in the docstrings of `AdaptiveDataLoader` and `CombinedLoader`.
+The docstrings of `AdaptiveDataLoader` and `CombinedLoader` list the errors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elasticrun.errors import LoopOrderError, StateNameError, warn_at_program
 from elasticrun.job.job import Job
 
 _WHAT_A_PLAN_IS = (
-    "a plan gives the size from each number of samples seen on, 0 among them, as "
+    "a plan maps numbers of samples seen, beginning with 0, to the size from then on: "
     "{0: 64, 100_000: 128}."
 )
 
@@ -43,15 +43,15 @@ def check_sizes(
     """Return the plan of global batches, and the largest local one."""
     if batch_size is None:
         raise ValueError(
-            "batch_size=None turns torch's batching off, but a global batch must have "
-            "a size. Give it, and undo the batching in collate_fn if you must."
+            "batch_size=None turns batching off in torch, but a global batch needs a "
+            "size. Give a batch_size; collate_fn can undo the batching."
         )
     if isinstance(batch_size, Mapping):
         plan = _check_plan(batch_size)
     elif callable(batch_size):
         raise ValueError(
             f"batch_size={batch_size!r} is a function, which cannot be compared with "
-            f"that of a checkpoint: {_WHAT_A_PLAN_IS}"
+            f"the one in a checkpoint: {_WHAT_A_PLAN_IS}"
         )
     else:
         plan = ((0, check_size("batch_size", batch_size)),)
@@ -94,7 +94,7 @@ def check_autoscale(state: LoaderState, max_batch_size: int) -> None:
     if what is not None:
         raise ValueError(
             f"autoscale of `{state.loader_name}`, but {what}. Give the loader one "
-            "batch_size, with which it begins, and nothing that depends on it."
+            "batch_size to begin with, and nothing that depends on it."
         )
     first = state.sizes[0][1]
     if max_batch_size < first:
@@ -129,8 +129,8 @@ def check_in_order(in_order: bool) -> None:
     """Warn of what is not followed."""
     if not in_order:
         warn_at_program(
-            "in_order=False is not followed: batches keep their order, since the "
-            "position of a job means nothing without one."
+            "in_order=False has no effect: batches keep their order, because the "
+            "position of a job depends on it."
         )
 
 
@@ -138,15 +138,15 @@ def check_place(job: Job, name: str | None) -> None:
     """Refuse a loader that a restart would not make again under the same name."""
     if name is not None and not name:
         raise StateNameError(
-            "name='' cannot name a loader. Give it a name that tells what it is for, "
-            "or none at all."
+            "name='' cannot name a loader. Give a name that says what it is for, or "
+            "leave name= out."
         )
     if job.loader is not None:
         raise LoopOrderError(
             f"a loader is being made inside the loop over `{job.loader.name}` "
             f"({job.loader.where}). After a restart that loop continues in the middle, "
-            "and loaders made before would be missing. Make all loaders before the "
-            "epoch loop."
+            "so a loader made earlier in it would be missing. Make all loaders before "
+            "the epoch loop."
         )
     if job.is_in_epoch and name is None:
         raise LoopOrderError(

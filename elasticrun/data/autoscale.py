@@ -1,4 +1,4 @@
-"""Decides, where a checkpoint is due, how large a loader's global batches are to be."""
+"""Chooses the global batch size of loaders anew, whenever a checkpoint is due."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class Autoscaler:
         if last is not None and not _may_follow(last, start):
             raise LoopOrderError(
                 f"`{self._state.loader_name}` decides its batch sizes itself "
-                "(autoscale), by how many samples were seen, and this is its second "
-                "loop over the same ones. Loop over it once in each epoch of "
+                "(autoscale), by the number of samples seen, and this is its second "
+                "loop over the same samples. Loop over it once in each epoch of "
                 "remaining_epochs_until, or over its batches(n) only."
             )
 
@@ -74,7 +74,7 @@ class Autoscaler:
             return False
         if self._job.rank == 0:
             logger.info(
-                "global batches of `%s` are to have %d samples from sample %d on",
+                "global batches of `%s` have %d samples from sample %d on",
                 self._state.loader_name,
                 size,
                 place,
@@ -137,7 +137,7 @@ class Autoscaler:
         if len(records) != 1:
             raise ElasticRunError(
                 f"`{self._state.loader_name}` decides its batch sizes itself "
-                f"(autoscale), for which one model is to measure its noise, not "
+                "(autoscale), so exactly one model must measure its noise, not "
                 f"{len(records)}. Make one with AdaptiveDataParallel(..., "
                 "measure_noise=True)."
             )

@@ -1,4 +1,4 @@
-"""Passes that a program takes with `iter` and `next`, and not in a `for`."""
+"""Loops that a program runs with `iter` and `next` instead of `for`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`CombinedLoader`: several loaders in one loop, which has one place."""
+"""`CombinedLoader`: several loaders in one loop, with one position."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from elasticrun.data.order.batches import MAX_LISTS, SizedBatches
 from elasticrun.data.order.joint_steps import JointSteps, Participant
 from elasticrun.data.order.plan import Order
 from elasticrun.data.streams.uncounted import need_lengths
-from elasticrun.errors import ElasticRunError, LoopOrderError
+from elasticrun.errors import ElasticRunError, LoopOrderError, counted
 from elasticrun.job.current import current_job
 from elasticrun.job.job import Job
 from elasticrun.job.loop import MicroBatch, Part
@@ -134,9 +134,9 @@ class CombinedLoader(Looped):
             if len(member._state.plan or ()) > 1:
                 raise ElasticRunError(
                     f"learning rates cannot follow the batch sizes of `{member.name}`, "
-                    f"which is a member of `{self.name}`: its other members have sizes "
-                    "of their own. Leave scaling= of the AdaptiveDataParallel out, and "
-                    "set the rates in the loop."
+                    f"since the other members of `{self.name}` have other sizes. Leave "
+                    "out scaling= of the AdaptiveDataParallel, and set the learning "
+                    "rates in the loop."
                 )
         return 1, 1
 
@@ -158,18 +158,19 @@ class CombinedLoader(Looped):
         assert step is not None
         sizes = ", ".join(map(str, self._joint.sizes(step)))
         num_micro = self._joint.num_micro(step)
-        pieces = f"{current_job().world_size} replicas"
+        pieces = counted(current_job().world_size, "replica")
         if num_micro > 1:
             pieces += f" and {num_micro} micro-batches"
         key, member = next(iter(self._members.items()))
         return (
             f"the batches of `{self.name}` ({self.where}) in its step "
-            f"{step - self.running_loop.first} have {sizes} samples, which do not "
-            f"divide alike among {pieces}: one weight for all losses would be wrong. "
-            "Weigh each loss by the member whose samples it is a mean over, as "
-            f"model.weigh(loss, member={key if isinstance(key, str) else member.name}),"
-            " or under a DDP or FSDP of your own by that member's loss_weight; or give "
-            "the members batch sizes that divide, and drop_last=True."
+            f"{step - self.running_loop.first} have {sizes} samples, which cannot be "
+            f"split alike among {pieces}, so one weight for all losses would be wrong. "
+            "Weigh each loss with the member whose samples it averages: "
+            "model.weigh(loss, "
+            f"member={(key if isinstance(key, str) else member.name)}), or under a DDP "
+            "or FSDP of your own by that member's loss_weight; or give the members "
+            "batch sizes that divide, and drop_last=True."
         )
 
     # How loops are read.
@@ -288,9 +289,8 @@ class _Steps:
             member = self.members[lengths.index(0)]
             raise ValueError(
                 f"`{member.name}` is to begin again until the longest member ends "
-                "(mode='max_size_cycle'), but has no batch: its samples do not make "
-                "one, and it has drop_last=True. Leave drop_last out, or take smaller "
-                "batches."
+                "(mode='max_size_cycle'), but has no batch: it has too few samples for "
+                "one, and drop_last=True. Leave drop_last out, or take smaller batches."
             )
         return _steps(max(lengths))
 

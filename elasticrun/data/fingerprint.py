@@ -1,4 +1,4 @@
-"""What must not change about a loader between restarts, and where it is kept."""
+"""What must stay the same about a loader over restarts, and where it is saved."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class LoaderState(BaseState):
         self._check_fingerprint(
             values,
             whose=f"the checkpoint's loader `{self.loader_name}`",
-            remedy="Give the job what it had, or start anew with another checkpoint "
+            remedy="Give the loader what it had, or start anew with another checkpoint "
             "directory.",
         )
         self._decide(tuple((int(seen), int(size)) for seen, size in decided))
@@ -242,8 +242,8 @@ class LoaderState(BaseState):
                 for key in differing
             )
             raise CheckpointError(
-                f"{whose} had {values}. Its batches would be others, and samples "
-                f"skipped or seen twice. {remedy}"
+                f"{whose} had {values}. With other batches, samples would be skipped "
+                f"or seen twice. {remedy}"
             )
 
 

@@ -1,4 +1,4 @@
-"""`AdaptiveDataLoader`: its loops continue at the sample after a restart."""
+"""`AdaptiveDataLoader`: a DataLoader whose loops resume at the next sample."""
 
 from __future__ import annotations
 
@@ -323,9 +323,9 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         job = current_job()
         if job.boundary.has_decider:
             raise ElasticRunError(
-                f"autoscale of `{self.name}` came, but it was called before. A job "
-                "decides the batch size of one loader, that it trains with; call it "
-                "once."
+                f"autoscale of `{self.name}` was called, but not for the first time. A "
+                "job chooses the batch size of one loader, the one it trains with. "
+                "Call autoscale once."
             )
         times = self._state.times
         assert times is not None  # Batches have planned sizes.
@@ -384,10 +384,9 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         dataset = self.dataset
         if isinstance(dataset, InLanes) and not (dataset.has_end or loop.is_endless):
             raise ValueError(
-                f"a loop over `{self.name}` would have no end: "
-                f"{type(dataset).__name__} goes on for ever. Loop over its batches(n), "
-                "in each epoch if there are to be epochs; a Mixed may be given "
-                "num_samples."
+                f"a loop over `{self.name}` would never end, since "
+                f"{type(dataset).__name__} has no end. Loop over its batches(n), in "
+                "each epoch if you want epochs; or give a Mixed num_samples."
             )
         by_key = order.endless_order if loop.is_endless else order.order
         order_of_loop = by_key(loop.key)

@@ -1,4 +1,4 @@
-"""One loop while it runs: where it began, what it delivers now, how far it has come."""
+"""One running loop: where it began, its current batch, how far it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What loaders that can be looped over have in common: where their loops continue."""
+"""The base class of all loaders: where their loops continue."""
 
 from __future__ import annotations
 
@@ -341,9 +341,9 @@ class Looped(ABC):
         begin = batches.number_at(at)
         if batches.start(begin) != at:
             raise CheckpointError(
-                f"`{self.name}` is to continue at sample {start.at} of "
-                f"{batches.start(len(batches))}, which is not the beginning of a "
-                "global batch. Give it the batch size that it had."
+                f"`{self.name}` should continue at sample {start.at} of "
+                f"{batches.start(len(batches))}, where no global batch begins. Give it "
+                "the batch size that it had."
             )
         return RunningLoop(
             where,
@@ -515,7 +515,9 @@ class NextBatches:
     def __len__(self) -> int:
         """Return how many there are, resumed or not."""
         if self._num_batches is None:
-            raise TypeError("batches() without a number has no end, and no length.")
+            raise TypeError(
+                "batches() without a number never ends, so it has no length."
+            )
         return self._num_batches
 
     def __iter__(self) -> Iterator[Any]:

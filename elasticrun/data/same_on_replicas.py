@@ -1,9 +1,9 @@
-"""Whether all replicas have made a loader alike, which they compare at its first loop.
+"""Compares a loader between all replicas, at its first loop.
 
-Each replica works out its share of the order by itself, so that with loaders which
-differ samples would be lost. This is no collective: a replica may have a loader that
-the others do not loop over. So nobody waits for long for another one, and a replica
-that comes later compares its loader with rank 0's by itself.
+Each replica computes its own share of the order, so samples would be lost if loaders
+differed. The comparison is no collective, since some replicas may never loop over a
+loader: nobody waits long, and a replica that comes later compares its loader with rank
+0's.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def _compare(name: str, told: Mapping[int, Any]) -> str:
             )
             return (
                 f"the replicas have made `{name}` differently: {differences}. Each "
-                "takes its share of one order that all must know alike, so samples "
-                "would be lost or seen twice. Make the same loaders on every replica, "
-                "in the same order; none needs a seed or a part of the data of its own."
+                "replica takes its share of one common order, so samples would be lost "
+                "or seen twice. Make the same loaders on every replica, in the same "
+                "order, with the same seed and all of the data."
             )
     return ""

@@ -74,8 +74,8 @@ class ElasticSampler(Sampler[int]):
         self.drop_last = drop_last
         if self.num_replicas < 1:
             raise ValueError(
-                f"num_replicas={num_replicas}: the samples are shared by at least one "
-                "replica. Give the number of training processes."
+                f"num_replicas={num_replicas} must be at least 1. Give the number of "
+                "training processes."
             )
         if not 0 <= self.rank < self.num_replicas:
             raise ValueError(
@@ -103,9 +103,9 @@ class ElasticSampler(Sampler[int]):
         num_samples = len(self.dataset)
         if not 0 <= index <= num_samples:
             raise ValueError(
-                f"index={index} is outside [0, {num_samples}]: it counts the samples "
-                f"of this epoch that are done, and the data set has {num_samples}. Set "
-                "it to 0 for a new epoch, and leave out padding when you count."
+                f"index={index} is outside [0, {num_samples}]: it counts the finished "
+                f"samples of this epoch, and the data set has {num_samples}. Set it to "
+                "0 for a new epoch, and do not count padding."
             )
         self.epoch = epoch
         self.index = index

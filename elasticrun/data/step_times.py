@@ -1,4 +1,4 @@
-"""How long the steps of a loader's loops take: kept, as medians, with the loader."""
+"""How long a loader's steps take: medians, saved with the loader."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Frameworks; each is imported by its name, and needs that framework."""
+"""Other frameworks: import the one that you use by its name."""

@@ -1,4 +1,4 @@
-"""Accelerate: what an Accelerator prepares, kept and weighed; the loop is one's own."""
+"""Accelerate: saves and weighs what an Accelerator prepares; the loop is your own."""
 
 from __future__ import annotations
 

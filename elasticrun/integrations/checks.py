@@ -1,4 +1,4 @@
-"""What is checked of every framework: private names, processes, and samplers."""
+"""Checks for all frameworks: private names, numbers of processes, samplers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""`elasticrun run` on the nodes of a Ray cluster: Ray gives places, and takes them.
+"""`elasticrun run` on a Ray cluster, on as many nodes as Ray gives.
 
-Each launcher is the child of an actor. There are as many actors as nodes may take part;
-those that have no place yet wait for one, which is what Ray's autoscaler goes by. The
-launchers find each other through the checkpoint directory, so none of them is special.
+Each launcher is the child process of an actor. There is an actor for every node that
+may take part; actors without a node wait for one, and Ray's autoscaler sees them wait.
+The launchers find each other through the checkpoint directory, so none of them is
+special.
 """
 
 from __future__ import annotations

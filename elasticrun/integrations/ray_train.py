@@ -1,8 +1,8 @@
 """Ray Train: the workers of a `TorchTrainer`, which save before Ray ends them.
 
-Ray kills all workers to resize their group, to leave a node, and after the death of one
-of them. `Elastic` hears of it before, in the process of Ray's controller, and has the
-workers stop; `replica` is around their function, which runs in a thread of each.
+Ray kills all workers to resize their group, to leave a node, and after one of them has
+died. `Elastic` hears of it before, in the process of Ray's controller, and makes the
+workers save and stop. `replica` wraps their function, which runs in a thread of each.
 """
 
 from __future__ import annotations

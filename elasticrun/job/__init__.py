@@ -1,1 +1,1 @@
-"""The job: one replica's view of the whole training, and what users write around it."""
+"""The job as one replica sees it, and the functions that scripts call."""

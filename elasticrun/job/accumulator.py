@@ -1,4 +1,4 @@
-"""`Accumulator`: sums over replicas that restarts do not change."""
+"""`Accumulator`: sums over all replicas, which restarts do not change."""
 
 from __future__ import annotations
 
@@ -121,9 +121,9 @@ class Accumulator(MutableMapping[SumKey, Any]):
         if current_job().loader is None:
             raise LoopOrderError(
                 f"{name}[{key!r}] was changed outside of a loop over an "
-                "AdaptiveDataLoader, in code that runs again after a restart, which "
-                "would count it twice. Change it in a loop's body, or within "
-                f"`with {name}.synchronized():`."
+                "AdaptiveDataLoader, in code that runs again after a restart, so it "
+                "would be counted twice. Change it in a loop's body, or within `with "
+                f"{name}.synchronized():`."
             )
         self._sums.own.setdefault(key, ExactSum()).merge(change)
 
@@ -136,9 +136,9 @@ class Accumulator(MutableMapping[SumKey, Any]):
             return
         raise LoopOrderError(
             f"an Accumulator that was made in epoch {self._epoch} is used after that "
-            "epoch has ended. It ended with it: checkpoints no longer hold its sums, "
-            "and after a restart the program would not make it again. Read it in its "
-            "epoch, or make it before the epoch loop."
+            "epoch has ended. Checkpoints no longer hold its sums, and after a restart "
+            "the program would not make it again. Read it in its epoch, or make it "
+            "before the epoch loop."
         )
 
     # In a block.
@@ -389,17 +389,17 @@ def _check_place(job: Job) -> None:
         raise LoopOrderError(
             "an Accumulator without a name is being made inside the loop over "
             f"`{job.loader.name}` ({job.loader.where}). After a restart that loop "
-            "continues in the middle, and those made before would be missing in their "
-            "order. Make it before the loop."
+            "continues in the middle, so one made earlier in it would be missing. Make "
+            "it before the loop."
         )
 
 
 def _check_key(key: object) -> None:
     if type(key) not in (str, int):
         raise TypeError(
-            f"the key {key!r} of an Accumulator is a {type(key).__name__}. Keys travel "
-            "between replicas and stand in checkpoints: use text, or whole numbers "
-            "such as int(label)."
+            f"the key {key!r} of an Accumulator is a {type(key).__name__}. Keys are "
+            "sent between replicas and saved: use text, or whole numbers such as "
+            "int(label)."
         )
 
 

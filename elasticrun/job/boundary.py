@@ -120,12 +120,11 @@ class Boundary:
         if is_many and not self._has_warned and self._rank == 0:
             logger.warning(
                 "%s. The job saves and stops only between two batches of such a loop "
-                "and at the end of an epoch, so before one comes nothing is saved, and "
-                "a stop ends the program without a checkpoint. Loop over the "
+                "and at the end of an epoch. Until then nothing is saved, and a stop "
+                "ends the program without a checkpoint. Loop over the "
                 "AdaptiveDataLoader itself, or its `batches(n)`, not over "
-                "itertools.cycle or batches that were taken from it before. A program "
-                "that draws its batches itself takes `for step in "
-                "remaining_steps_until(n):`.",
+                "itertools.cycle or batches taken from it before. If the program draws "
+                "its own batches, loop with `for step in remaining_steps_until(n):`.",
                 self.why_no_boundary,
             )
         self._has_warned |= is_many
@@ -231,9 +230,9 @@ class Boundary:
             self._num_put_off += 1
             return True
         logger.warning(
-            "for %d boundaries no optimizer has stepped with the gradients that "
-            "were computed; they are in no checkpoint, so a restart would lose "
-            "them. Accumulate with a larger batch_size and max_local_batch_size.",
+            "for %d boundaries gradients were computed, but no optimizer has stepped. "
+            "Gradients are in no checkpoint, so a restart would lose them. To "
+            "accumulate them, use a larger batch_size and max_local_batch_size.",
             self._num_put_off,
         )
         return False
@@ -326,9 +325,9 @@ class Boundary:
         if self.exit_code is None:
             return
         logger.warning(
-            "the program has caught the JobStopped with which the job stopped at %s, "
-            "and went on; stopping again. Let a bare `except:` or `except "
-            "BaseException:` around a loop raise it again, or catch Exception.",
+            "the job stopped at %s, but the program caught JobStopped and went on; "
+            "stopping again. Around a loop, write `except Exception:` in place of "
+            "`except:` or `except BaseException:`, or raise it again.",
             self._progress.position,
         )
         raise JobStopped(self.exit_code)

@@ -1,4 +1,4 @@
-"""The current job: the one global, and the functions that read it."""
+"""The current job, the package's one global variable, and what reads it."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def current_job() -> Job:
     global _job
     if get_worker_info() is not None:
         raise ElasticRunError(
-            "this is a DataLoader worker, which has no job: its batches were asked for "
-            "ahead of the loop. Read the job in the main process, and keep elasticrun "
-            "out of the data set and the collate function."
+            "this is a DataLoader worker, which has no job, since it reads batches "
+            "ahead of the loop. Use elasticrun in the main process only, not in the "
+            "data set or the collate function."
         )
     if _job is None or _job.is_closed:
         _check_runs_program()
@@ -119,8 +119,8 @@ def init(
     _check_runs_program()
     if _job is not None and not _job.is_closed:
         raise ElasticRunError(
-            "init() came after the job had started, so its settings cannot take "
-            "effect. Call it first, before loaders, models and epoch loops are made."
+            "init() was called after the job had started, too late for its settings. "
+            "Call it first, before loaders, models and epoch loops."
         )
     _job = _make_job(settings=Settings.read(**given))
     atexit.register(_close_at_exit, _job)
@@ -135,10 +135,9 @@ def _check_runs_program() -> None:
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ElasticRunError(
             f"process {os.getpid()} was spawned by multiprocessing (a DataLoader "
-            "worker, for instance) and imports the program's main module, of which it "
-            "needs functions and classes. What stands at the top level runs there once "
-            "more, and would make it a replica. Put this under `if __name__ == "
-            "'__main__':`."
+            "worker, for instance) and imports the main module of the program. Code at "
+            "the top level runs again there, and would make it a replica. Put this "
+            "under `if __name__ == '__main__':`."
         )
 
 

@@ -1,4 +1,4 @@
-"""Counts over all loops that continue one another, in the whole job."""
+"""Counters that go on from one loop to the next, through the whole job."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Cursor:
         is_valid = isinstance(values, dict) and set(values) == set(kinds)
         if not is_valid or any(type(values[k]) is not kinds[k] for k in kinds):
             raise CheckpointError(
-                f"{values!r} is not where a loop stood: it needs {', '.join(kinds)}. "
+                f"{values!r} is not the place of a loop: it needs {', '.join(kinds)}. "
                 "The state was not written by elasticrun, or was changed."
             )
         self.place = tuple(values["place"])

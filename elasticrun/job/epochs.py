@@ -1,4 +1,4 @@
-"""The epoch loop: `remaining_epochs_until`, and which epoch it is."""
+"""The epoch loop, `remaining_epochs_until`, and the number of the epoch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import operator
 import sys
 from collections.abc import Iterator
 
-from elasticrun.errors import LoopOrderError
+from elasticrun.errors import LoopOrderError, counted
 from elasticrun.job.current import current_job
 from elasticrun.job.job import Job
 from elasticrun.job.leaving import is_left_by_break
@@ -29,7 +29,8 @@ def remaining_epochs_until(num_epochs: int, start: int = 0) -> Iterator[int]:
     Args:
         num_epochs: How many epochs the job has.
         start: The number that the first one is given: 1 for programs that count
-            `range(1, num_epochs + 1)`.
+            `range(1, num_epochs + 1)`. Messages and checkpoints number epochs from 0
+            all the same.
 
     Raises:
         LoopOrderError: Epoch loops are nested, or loops are not those of the
@@ -120,7 +121,7 @@ def _say_finished(job: Job) -> None:
     is_there = job.progress.position.place == (finished, 0, False)
     if job.has_resumed and job.rank == 0 and job.progress.is_replaying and is_there:
         logger.warning(
-            "all %d epochs were finished before this start, so none remains. To train "
-            "longer, raise the number; to start anew, use another directory.",
-            finished,
+            "%s finished before this start, so none remains. To train longer, raise "
+            "the number; to start anew, use another directory.",
+            counted(finished, "epoch"),
         )

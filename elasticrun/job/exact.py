@@ -1,4 +1,4 @@
-"""Sums of numbers without any rounding, so that their order does not matter."""
+"""Sums of numbers without rounding, so that their order does not matter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ForeignLoop`: position and boundaries of a loop that elasticrun does not own."""
+"""`ForeignLoop`: position and boundaries in a loop that another library runs."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ class ForeignLoop:
         start = job.begin_loop(loop, loop.where)
         if start is None:
             raise LoopOrderError(
-                f"the job resumes at {resume}, behind a loop that ran between two "
-                f"epochs of `{self.name}`. Those epochs would be taken for parts of "
-                "it. Loop over other loaders in the body of a step, which is before "
-                "end(), or after finish()."
+                f"the job resumes at {resume}, after a loop that ran between two "
+                f"epochs of `{self.name}`. There it cannot tell these epochs from that "
+                "loop. Loop over other loaders in the body of a step, before end(), or "
+                "after finish()."
             )
         here = (start.finished_epochs, start.index)
         self._check_counts(here, epoch, step)

@@ -1,12 +1,11 @@
-"""What a GPU has done of what it was told to, when another replica dies.
+"""Waits for the GPU at certain points, so that a rescue knows what it has done.
 
-A collective of NCCL waits on the GPU for a replica that is dead, while the program goes
-on and launches more work behind it: a step, with gradients that will never be averaged.
-The wait ends when the collective is aborted, and then all of that work is done, with
-whatever is in memory. So where a rescue is on on GPUs, the program waits for each
-reduction of gradients, and before each step, until that is done or another replica is
-known to have died; then it ends, and only then are collectives aborted. What the GPU
-had come past before that is known.
+When a replica dies, an NCCL collective waits for it on the GPU, while the program goes
+on and launches more work behind it: a step, with gradients that were never averaged. As
+soon as the collective is aborted, the GPU does that work with whatever is in memory. So
+with rescues on GPUs, the program waits at each reduction of gradients and before each
+step until the GPU is done, or a replica is known to have died. Then the program ends,
+and only then are collectives aborted: what the GPU has done before is known.
 """
 
 from __future__ import annotations

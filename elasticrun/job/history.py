@@ -1,4 +1,4 @@
-"""What a replica notes in the job's events: its generations, positions, checkpoints."""
+"""Writes a replica's events: generations, positions, checkpoints."""
 
 from __future__ import annotations
 

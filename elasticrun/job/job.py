@@ -1,4 +1,4 @@
-"""The job: one replica's view of everything, which it makes and holds."""
+"""The job as one replica sees it: the object that makes and holds all parts."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Tells whether `break` or an exception has left the `for` around a generator.
 
-Python closes both the same way, with GeneratorExit when the loop drops its iterator.
-What differs is the instruction at which the loop's own frame then stands: a `break` or
-`return` is executing the one that pops the iterator; an exception has stopped at the
-one that raised. CPython only, as is closing at once. Whatever else closes it (a call of
-`close()`) counts as an exception: the loop is then unfinished until another one begins.
+In both cases Python closes the generator with GeneratorExit when the loop drops its
+iterator. What differs is the current instruction of the loop's frame: after `break` or
+`return` the one that pops the iterator, after an exception the one that raised it. This
+holds in CPython only, which also closes the generator at once. Any other end (a call of
+`close()`) counts as an exception: the loop stays unfinished until another one begins.
 """
 
 from __future__ import annotations

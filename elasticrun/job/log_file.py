@@ -1,4 +1,4 @@
-"""A text file whose rows come once, whatever stops the job."""
+"""A text file in which each row stands once, whatever stops the job."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ class _LogFileState(BaseState):
             return
         if self._file.size < size:
             logger.warning(
-                "%s has %d bytes, and had %d when the checkpoint was written: what is "
-                "missing will not come again",
+                "%s has %d bytes, but had %d when the checkpoint was written: the "
+                "missing rows are lost",
                 self._path,
                 self._file.size,
                 size,

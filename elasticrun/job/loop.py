@@ -1,4 +1,4 @@
-"""What a job, and a model that is trained in it, know of the loader looped over."""
+"""The interface of a loader while a loop over it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops that are open: the one that the position is in, and those inside its body."""
+"""The loops that are open: the outermost one, and those inside its body."""
 
 from __future__ import annotations
 

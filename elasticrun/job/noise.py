@@ -1,4 +1,4 @@
-"""The noise of a model's gradients, as its steps have measured it: kept, added up."""
+"""The measured noise of a model's gradients: saved, and summed over replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs any loop: delivers its batches, counts them, and passes boundaries."""
+"""Runs any loop: delivers its batches, counts them, and stops at boundaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Follows the program through epochs and loops to the position to resume at."""
+"""Follows the program through epochs and loops, up to where it resumes."""
 
 from __future__ import annotations
 
@@ -134,9 +134,9 @@ class Progress:
             )
         if self._is_asked and pending.place != position.place:
             raise LoopOrderError(
-                f"the states of two loaders say that the program goes on at {position} "
-                f"and at {pending}. A job has one position. Load states that were "
-                "taken at the same moment."
+                f"one loader's state resumes at {position}, another one's at "
+                f"{pending}. A job has one position. Load states that were taken at "
+                "the same moment."
             )
 
     def skip_epochs(self, limit: int) -> int:

@@ -1,4 +1,4 @@
-"""Restores registered states where a replay ends."""
+"""Restores registered states at the end of a replay."""
 
 from __future__ import annotations
 

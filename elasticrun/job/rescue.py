@@ -1,9 +1,9 @@
 """A rescue: a survivor writes the checkpoint of the last boundary, alone.
 
-In data-parallel training, whoever has made a step has made it with the whole global
-batch. So after the death of a replica each of the others holds all that the job has,
-except for what that one alone had: its part of the sums over replicas. All replicas of
-one machine record their parts where the others can read them (replicas/records.py).
+In data-parallel training every replica that has made a step has made it with the whole
+global batch. So when one dies, each other replica has everything, except the dead one's
+part of sums over replicas. All replicas of one machine record their parts where the
+others can read them (replicas/records.py).
 
     note         each boundary: remember the states at it, record the parts   [training]
     attempt      the program has ended with a replica missing: offer the

@@ -1,4 +1,4 @@
-"""States that users make: `State`, `register` for objects, `Variables` for values."""
+"""The states that scripts make: `State`, `register`, `Variables`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lets optimizers and schedulers act once a global batch, not a micro-batch."""
+"""Makes optimizers and schedulers step once a global batch, not a micro-batch."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from elasticrun.checkpoint.position import STEPS
 from elasticrun.checkpoint.states.state import BaseState
-from elasticrun.errors import LoopOrderError
+from elasticrun.errors import LoopOrderError, counted
 from elasticrun.job.current import current_job
 from elasticrun.job.cursor import Cursor
 from elasticrun.job.epochs import whole_number
@@ -88,11 +88,11 @@ def _first_step(job: Job, loop: LoopOfSteps, cursor: Cursor) -> int | None:
     if job.reopen_loop(loop, loop.where, cursor.end):
         return cursor.end
     raise LoopOrderError(
-        f"remaining_steps_until({len(loop)}) ({loop.where}) had come to its end at "
-        f"{cursor.end} steps, and the checkpoint stopped later, at "
-        f"{job.progress.position}. To take more steps now, after what followed them, "
-        "give that number in another loop at the end of the program; or start anew "
-        "with another checkpoint directory."
+        f"remaining_steps_until({len(loop)}) ({loop.where}) had ended after "
+        f"{counted(cursor.end, 'step')}, and the checkpoint is from later, at "
+        f"{job.progress.position}. To take more steps, put another loop with that "
+        "number at the end of the program; or start anew with another checkpoint "
+        "directory."
     )
 
 

@@ -1,4 +1,4 @@
-"""The trace: one JSON line for each delivered micro-batch, to debug data with."""
+"""The trace: one JSON line for each micro-batch, to find out what was delivered."""
 
 from __future__ import annotations
 

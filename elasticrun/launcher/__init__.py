@@ -1,1 +1,1 @@
-"""The launcher: starts replicas on this machine, and restarts them when asked."""
+"""The launcher: starts replicas on this machine, restarts and rescales them."""

@@ -1,4 +1,4 @@
-"""`elasticrun.launch`: a job from Python or a notebook, with its own launcher."""
+"""`elasticrun.launch`: starts a job from Python or a notebook."""
 
 from __future__ import annotations
 
@@ -126,12 +126,13 @@ class LaunchedJob:
             return f"the job failed (exit code {code}). {_LAST}"
         if self._is_temporary:
             return (
-                f"the job was stopped (exit code {code}), and what it had saved is "
-                f"removed; give a checkpoint_dir to be able to go on. {_LAST}"
+                f"the job was stopped (exit code {code}), and its temporary "
+                "checkpoints are removed; give a checkpoint_dir to be able to resume. "
+                f"{_LAST}"
             )
         return (
-            f"the job was stopped (exit code {code}); with the same checkpoint_dir it "
-            f"goes on from there. {_LAST}"
+            f"the job was stopped (exit code {code}); call launch with the same "
+            f"checkpoint_dir to resume. {_LAST}"
         )
 
     def interrupt(self) -> None:
@@ -218,7 +219,7 @@ def _folder_with(function: Callable[..., Any], args: tuple[Any, ...]) -> Path:
     """Return a new folder, from which replicas take what to call."""
     if not callable(function):
         raise TypeError(
-            f"launch needs a function to call on every replica, not {function!r}"
+            f"launch needs a function that every replica calls, not {function!r}"
         )
     folder = Path(tempfile.mkdtemp(prefix="elasticrun-launch-"))
     try:

@@ -17,7 +17,11 @@ from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.remote import storage_at
 from elasticrun.errors import NO_JOB, REFUSED, USAGE, CheckpointError
 from elasticrun.launcher import environment
-from elasticrun.launcher.jobs import find_known_job, status_of_ended
+from elasticrun.launcher.jobs import (
+    find_known_job,
+    status_of_ended,
+    status_of_last,
+)
 from elasticrun.launcher.options import (
     AUTO,
     SETTINGS_BY_OPTION,
@@ -121,25 +125,23 @@ def _check(arguments: argparse.Namespace, nodes: NodeSettings | None) -> None:
         )
     if arguments.scale_by is not None and nodes is not None:
         raise OptionError(
-            "--scale-by with --nodes: each launcher would decide for its own replicas "
-            "by what all of them give. Let your cluster's scheduler decide, by "
-            "`elasticrun status --scaling --json`."
+            "--scale-by with --nodes: each launcher would choose its own number of "
+            "replicas from the speed of all. Let your cluster's scheduler decide "
+            "instead, from `elasticrun status --scaling --json`."
         )
     if arguments.scale_by is not None and ":" not in (arguments.replicas or ""):
-        raise OptionError(
-            "--scale-by needs --replicas MIN:MAX, between which it may go."
-        )
+        raise OptionError("--scale-by needs --replicas MIN:MAX, the bounds for it.")
     if arguments.spares and nodes is not None:
         raise OptionError(
-            "--spares with --nodes: spares wait with the number of replicas and the "
-            "address that they are to have, which other machines may change. Leave one "
-            "of the two out."
+            "--spares with --nodes: a spare starts with a number of replicas and an "
+            "address, and other machines may change both. Leave out one of the two "
+            "options."
         )
     if arguments.fresh and nodes is not None:
         raise OptionError(
             "--fresh with --nodes: the machines start one after another, so one would "
-            "move aside what another has begun. Move the checkpoint directory yourself "
-            "before you start, or give another --checkpoint-dir."
+            "move aside what another has just begun. Move the checkpoint directory "
+            "yourself before the start, or give another --checkpoint-dir."
         )
 
 
@@ -186,7 +188,10 @@ def wait(arguments: argparse.Namespace) -> int:
     except JobError as error:
         return _fail(str(error), error.exit_code)
     if code is None:
-        return _fail(f"{known.name} ended without a word", REFUSED)
+        return _fail(
+            f"{known.name} ended unexpectedly: it was killed, or its machine is gone",
+            REFUSED,
+        )
     _say(f"{known.name} ended with exit code {code}")
     return int(code)
 
@@ -242,7 +247,7 @@ def _show_status(arguments: argparse.Namespace) -> int:
             _say(json.dumps([*jobs, *ended]))
         elif jobs or not silent:
             text = render(jobs) or "\n\n".join(map(render_ended, ended))
-            _say_again(text or "no job of this user is running", arguments.watch)
+            _say_again(text or _say_last(), arguments.watch)
         for error in silent:
             _fail(str(error), error.exit_code)
         if silent and not arguments.watch:
@@ -250,6 +255,17 @@ def _show_status(arguments: argparse.Namespace) -> int:
         if not arguments.watch or not (jobs or silent):
             return 0
         time.sleep(1.0)
+
+
+def _say_last() -> str:
+    """Say that no job is running, and how the last one ended."""
+    last = status_of_last()
+    if last is None:
+        return (
+            "no job of this user is running; to see how one ended, give its checkpoint "
+            "directory: elasticrun status DIR"
+        )
+    return f"no job of this user is running; the last one:\n\n{render_ended(last)}"
 
 
 def _say_again(text: str, is_watched: bool) -> None:

@@ -1,4 +1,4 @@
-"""The checkpoint directory, as the launcher sees it: how far it is, moving it aside."""
+"""The checkpoint directory for the launcher: newest checkpoint, end, moving aside."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def check_reachable(place: Place) -> None:
         storage_at(place).list_names()
     except StoreUnreachableError as error:
         raise OptionError(
-            f"what is in {place} cannot be told: {error}. A job that began without "
-            "would lose what was trained. See that the store can be reached, or give "
-            "another --checkpoint-dir."
+            f"cannot find out what is in {place}: {error}. A job that starts without "
+            "it would lose what was trained. Make sure that the store can be reached, "
+            "or give another --checkpoint-dir."
         ) from error
 
 
@@ -100,8 +100,8 @@ def move_aside(place: Place) -> Path | None:
     """
     if not isinstance(place, Path):
         raise OptionError(
-            f"--fresh would move {place} aside, but an object store can rename "
-            "nothing. Give a new --checkpoint-dir, or remove what is there yourself."
+            f"--fresh would move {place} aside, but in an object store nothing can be "
+            "renamed. Give a new --checkpoint-dir, or remove the old files yourself."
         )
     if not place.exists():
         return None
@@ -109,7 +109,8 @@ def move_aside(place: Place) -> Path | None:
     if strange:
         raise OptionError(
             f"--fresh would move {place} aside, but it holds {strange[0]!r}, which "
-            "is not elasticrun's. Move it yourself, or give another --checkpoint-dir."
+            "elasticrun did not write. Move the directory yourself, or give another "
+            "--checkpoint-dir."
         )
     with locked(place, is_shared=False):
         others = (place.with_name(f"{place.name}.old-{n}") for n in itertools.count(1))

@@ -1,4 +1,4 @@
-"""The launcher's one reader and writer of `os.environ`."""
+"""The only module of the launcher that reads and writes `os.environ`."""
 
 from __future__ import annotations
 

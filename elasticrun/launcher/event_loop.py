@@ -1,4 +1,4 @@
-"""An event loop: descriptors that become readable, and moments that come."""
+"""An event loop: calls back when a descriptor is readable, or a time has come."""
 
 from __future__ import annotations
 

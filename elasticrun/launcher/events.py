@@ -1,4 +1,4 @@
-"""What becomes of the job, kept in its events and told to the user's command."""
+"""Writes the launcher's events to the job's file, and runs the user's command."""
 
 from __future__ import annotations
 

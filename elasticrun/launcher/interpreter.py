@@ -1,4 +1,4 @@
-"""Functions of this package in a new interpreter, whatever its working directory."""
+"""Runs functions of this package in a new Python, whatever its working directory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Jobs by name or directory, also those that have ended, as their events tell."""
+"""Finds jobs by name or directory; those that have ended by their events."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,7 @@ from elasticrun.checkpoint.storage.place import Place, RemotePath, parse_place
 from elasticrun.errors import NO_JOB, CheckpointError
 from elasticrun.launcher import environment
 from elasticrun.launcher.talk.client import JobError, find_jobs
+from elasticrun.launcher.talk.started import started_lately
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def status_of_ended(job: KnownJob) -> dict[str, Any]:
     newest = {event["event"]: event for event in events}
     last, start = events[-1], newest.get("start", {})
     is_running = last["event"] != "end" and job.is_running
-    text, code = "ended without a word: killed, or its machine is gone", None
+    text, code = "ended unexpectedly: it was killed, or its machine is gone", None
     if is_running:
         text = "running, without a launcher on this machine"
     elif last["event"] == "end":
@@ -112,7 +114,7 @@ def find_known_job(word: str | None) -> KnownJob:
     """Return the job of this name, number, directory or URL; the only one without.
 
     One that has ended is found by its directory, or where a script of that name has its
-    checkpoints by default.
+    checkpoints by default, or by what this user started lately.
 
     Raises:
         JobError: There is none, or more than one.
@@ -128,12 +130,16 @@ def find_known_job(word: str | None) -> KnownJob:
     if found:
         names = ", ".join(job.pid for job in found)
         raise JobError(
-            f"more than one such job is running: {names}. Name one by its number.",
+            f"more than one such job is running: {names}. Give one of these process "
+            "numbers.",
             exit_code=NO_JOB,
         )
     if place is not None:
         return KnownJob(place)
     if word is not None:
+        for each in started_lately():
+            if word in (each.job, str(each.pid)):
+                return KnownJob(parse_place(each.checkpoint_dir))
         raise JobError(
             f"no job {word!r} of this user is running, and no directory is called so. "
             "Give the checkpoint directory of a job that has ended.",
@@ -144,6 +150,17 @@ def find_known_job(word: str | None) -> KnownJob:
         return KnownJob(choose_storage(None, configured=configured).place)
     except (InspectionError, CheckpointError, ValueError) as error:
         raise JobError(str(error), exit_code=NO_JOB) from error
+
+
+def status_of_last() -> dict[str, Any] | None:
+    """Return how the last job has ended, one in this directory rather than others."""
+    places = [parse_place(each.checkpoint_dir) for each in started_lately()]
+    with contextlib.suppress(JobError):
+        places.insert(0, find_known_job(None).directory)
+    for place in places:
+        with contextlib.suppress(JobError):
+            return status_of_ended(KnownJob(place))
+    return None
 
 
 def _running_jobs() -> list[KnownJob]:

@@ -1,4 +1,4 @@
-"""Linting the script while its replicas start, in a process of its own."""
+"""Lints the script in another process, while its replicas start."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class Linting:
             return  # a linter that failed has nothing to warn of
         if not report["elastic"]:
             self._console.event(
-                f"warning: {self._path} does not use elasticrun, nor do modules beside "
-                "it: each replica runs all of it by itself, and nothing is saved, "
-                "stopped at a boundary or resumed; `elasticrun lint` says what to do"
+                f"warning: {self._path} does not use elasticrun, nor do the modules "
+                "beside it: every replica trains by itself on all data, and nothing is "
+                "saved or resumed; `elasticrun lint` says what to change"
             )
             return
         findings: list[dict[str, Any]] = report["findings"]
@@ -73,5 +73,5 @@ class Linting:
         if findings:
             codes = " ".join(sorted({each["code"] for each in findings}))
             self._console.event(
-                f"`elasticrun rule {codes}` explains; --no-lint does without"
+                f"`elasticrun rule {codes}` explains them; --no-lint hides them"
             )

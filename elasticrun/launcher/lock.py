@@ -1,7 +1,7 @@
-"""The launcher's lock of a checkpoint directory, for as long as its job lives.
+"""The launcher's lock on a checkpoint directory, held as long as its job lives.
 
-Replicas hold the file `lock` while they train. The launcher holds `launcher.lock`, also
-between generations, so that nobody else begins there meanwhile.
+Replicas lock the file `lock` while they train. The launcher locks `launcher.lock`, also
+between generations, so that no other job can begin there.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def _wait_for_replicas(directory: Path) -> None:
 
 def _refusal(directory: Path, owner: str) -> OptionError:
     return OptionError(
-        f"a live job uses {directory} ({owner}). Each would take the other's "
-        "checkpoints for its own. Stop that job first, or give this one another "
+        f"another job is running with {directory} ({owner}). Each of the two would "
+        "load the other's checkpoints. Stop that job first, or give this one another "
         "--checkpoint-dir."
     )
 

@@ -1,4 +1,4 @@
-"""What `-m NAME` would run, found without importing it."""
+"""Finds what `python -m NAME` would run, without importing it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notices that this machine is about to be taken away, looked for while a job runs.
+"""Asks, while a job runs, whether this machine is about to be taken away.
 
 aws     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 gcp     https://cloud.google.com/compute/docs/instances/create-use-preemptible
@@ -91,7 +91,7 @@ class Notices:
         for line in os.read(self._reader, 1 << 16).splitlines():
             message = json.loads(line)
             if "why" in message:
-                why = f"no notices can be had from {self._source}: {message['why']}"
+                why = f"cannot ask {self._source} for notices: {message['why']}"
                 self._say(f"{why}; looking on")
             else:
                 self._loop.forget(self._reader)

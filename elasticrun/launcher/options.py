@@ -1,4 +1,4 @@
-"""What a job is started with, checked once, before anything is started."""
+"""The options of a job, checked before anything is started."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from elasticrun.checkpoint.storage.place import Place
+from elasticrun.errors import counted
 from elasticrun.launcher import environment
 from elasticrun.launcher.modules import main_file, why_not_runnable
 from elasticrun.replicas.open_files import allow_open_files, files_of_rank_0
@@ -43,8 +44,8 @@ class Replicas:
             raise OptionError(f"{number} replicas: give a number from 1 up.")
         if not self.least <= number <= self.most:
             raise OptionError(
-                f"{number} replicas is outside of {self.least} to {self.most}, which "
-                "--replicas MIN:MAX allows this job."
+                f"{counted(number, 'replica')}: --replicas MIN:MAX allows this job "
+                f"{self.least} to {self.most}."
             )
 
 
@@ -152,10 +153,10 @@ class Options:
     def how_to_go_on(self) -> str:
         """What to say to who has stopped the job; nothing if nothing is kept."""
         if self.program.kind != "function":
-            return "; the same command goes on"
+            return "; the same command resumes"
         if self.checkpoint_dir.parent == Path(self.program.target):
             return ""
-        return "; with the same checkpoint_dir it goes on"
+        return "; the same checkpoint_dir resumes"
 
 
 def parse_replicas(text: str) -> Replicas:
@@ -204,8 +205,8 @@ def parse_nodes(
         if endpoint is None and address is None:
             return None
         raise OptionError(
-            "--rdzv-endpoint and --address say where machines meet, and --nodes "
-            "MIN:MAX how many take part; add that."
+            "--rdzv-endpoint and --address are for a job on several machines. Add "
+            "--nodes MIN:MAX, how many take part."
         )
     least, most = _parse_range(nodes)
     if not 1 <= least <= most:
@@ -363,9 +364,9 @@ def check_open_files(size: int) -> None:
     for who, needed in (("the launcher", of_launcher), ("rank 0", of_rank_0)):
         if needed > limit:
             raise OptionError(
-                f"{size} replica{'s' * (size > 1)}: {who} would have about {needed} "
-                f"files open, and may have {limit}. Raise that limit (ulimit -n) "
-                "before you start it, or take fewer replicas."
+                f"{counted(size, 'replica')}: {who} would have about {needed} files "
+                f"open, but may have only {limit}. Raise that limit (ulimit -n) before "
+                "the start, or ask for fewer replicas."
             )
 
 
@@ -378,7 +379,7 @@ def check_gpus(size: int) -> None:
     num_gpus = environment.num_gpus()
     if 0 < num_gpus < size:  # None where they cannot be counted.
         raise OptionError(
-            f"{size} replicas: the job trains on GPUs, of which {num_gpus} can be seen "
-            "here. Not each replica could have one of its own, so all would train on "
-            f"the CPU. Take at most {num_gpus}."
+            f"{size} replicas: the job trains on GPUs, and each replica needs its own, "
+            f"or all would train on the CPU. {num_gpus} can be seen here. Ask for at "
+            f"most {num_gpus}."
         )

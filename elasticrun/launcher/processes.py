@@ -1,4 +1,4 @@
-"""Processes of Linux: who dies with whom, who is left, and how they end."""
+"""Linux processes: which die together, which are left over, how they end."""
 
 from __future__ import annotations
 

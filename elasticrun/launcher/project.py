@@ -1,4 +1,4 @@
-"""Options of `elasticrun run` that a project's pyproject.toml gives."""
+"""Options of `elasticrun run` from a project's pyproject.toml."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def words_of_project(parser: argparse.ArgumentParser) -> list[str]:
             word = _word(parser, key, value)
             if word is None:
                 raise ConfigurationError(
-                    f"{path}: [tool.elasticrun] {key} = {value!r} is no option of "
-                    "`elasticrun run` that holds for each. They are called as on the "
-                    "command line: replicas = 4, save-interval = 60, quiet = true."
+                    f"{path}: [tool.elasticrun] {key} = {value!r} is no option that a "
+                    "project can set. Options have the names of the command line: "
+                    "replicas = 4, save-interval = 60, quiet = true."
                 )
             if key.replace("-", "_") not in told:
                 words.append(word)

@@ -22,6 +22,7 @@ from elasticrun.launcher.supervisor.server import Server
 from elasticrun.launcher.supervisor.status import StatusBook
 from elasticrun.launcher.supervisor.supervisor import Supervisor
 from elasticrun.launcher.talk import sockets
+from elasticrun.launcher.talk.started import note_start
 from elasticrun.launcher.terminal.console import Console, open_console
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def run_job(options: Options) -> int:
             loop = EventLoop()
             control = sockets.ControlSocket()
             stack.callback(control.close)
+            note_start(options.name, options.checkpoint_dir)
             supervisor = Supervisor(options, console, loop)
             keeper = EventKeeper(options, console, lambda: supervisor.is_first_node)
             stack.callback(keeper.close)
@@ -119,7 +121,7 @@ def _say_where(options: Options, console: Console) -> None:
     newest = directory.newest_checkpoint(where)
     console.event(
         f"job {options.name}, checkpoints in {where}"
-        + (f", going on from checkpoint {newest}" if newest else "")
+        + (f", resuming from checkpoint {newest}" if newest else "")
         + f", logs in {options.log_dir}",
         "start",
         pid=os.getpid(),

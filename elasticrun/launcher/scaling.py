@@ -1,7 +1,7 @@
-"""`--scale-by`: how many replicas there are follows from what they were seen to give.
+"""`--scale-by`: chooses the number of replicas by their measured speed.
 
-The table of `elasticrun status --scaling` is read after each new checkpoint, in another
-process: the launcher imports neither NumPy nor what reads checkpoints.
+After each new checkpoint another process reads the table of `elasticrun status
+--scaling`, so that the launcher need not import NumPy.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from elasticrun.errors import counted
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.options import OptionError, Replicas
 from elasticrun.launcher.supervisor.generation import Generation
@@ -135,7 +136,9 @@ class ScaleBy:
         generation = self._settled()
         tables = json.loads(text)
         if len(tables) > 1:
-            self._complain(f"{', '.join(tables)} were all trained with: give a command")
+            self._complain(
+                f"{', '.join(tables)} all have tables: give a COMMAND that chooses"
+            )
         elif generation is not None and generation.number == self._number:
             (table,) = tables.values()
             bounds = self._supervisor.options.replicas
@@ -153,7 +156,7 @@ class ScaleBy:
             return  # Something has happened meanwhile.
         if number == generation.size:
             return
-        asked = f"{number} replica{'s' * (number != 1)}"
+        asked = counted(number, "replica")
         self._console.event(f"--scale-by {self._rule}: {asked} from now on")
         self._asked_at = time.monotonic()
         try:

@@ -1,4 +1,4 @@
-"""The arguments of a command line that are a script and its own arguments."""
+"""Command-line arguments that are a script and the script's own arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The signals that ask the launcher to stop, read as bytes in its loop."""
+"""Signals that ask the launcher to stop, read as bytes in its event loop."""
 
 from __future__ import annotations
 

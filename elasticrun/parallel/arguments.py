@@ -1,4 +1,4 @@
-"""Checking what `AdaptiveDataParallel` is given, before anything is wrapped."""
+"""Checks the arguments of `AdaptiveDataParallel` before it wraps anything."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def check_options(options: dict[str, Any]) -> None:
     for option in options:
         if option not in known:
             raise TypeError(
-                f"AdaptiveDataParallel() got {option!r}, which is neither an argument "
-                "of its own nor an option of DistributedDataParallel."
+                f"AdaptiveDataParallel() got {option!r}, which is neither its own "
+                "argument nor one of DistributedDataParallel."
             )
     if options.get("static_graph"):
         raise ValueError(
-            "AdaptiveDataParallel cannot have static_graph=True: DDP then takes the "
-            "first backward pass for the pattern of all others, but how many "
-            "micro-batches a global batch has depends on the number of replicas. Use "
+            "AdaptiveDataParallel cannot have static_graph=True: DDP then expects all "
+            "backward passes to be like the first one, but the number of micro-batches "
+            "in a global batch depends on the number of replicas. Use "
             "find_unused_parameters=True for unused parameters, and "
             "use_reentrant=False for checkpointed layers."
         )
@@ -97,7 +97,7 @@ def check_belong(
     swapped += [each for each in schedulers if isinstance(each, Optimizer)]
     if swapped:
         raise TypeError(
-            f"the {type(swapped[0]).__name__} stands where the other is to be. Write "
+            f"the {type(swapped[0]).__name__} is in the place of the other one. Write "
             "AdaptiveDataParallel(module, optimizer, lr_scheduler)."
         )
     own = {id(parameter) for parameter in module.parameters()}
@@ -109,10 +109,9 @@ def check_belong(
         ):
             raise ValueError(
                 f"the {type(optimizer).__name__} has none of the parameters of "
-                f"{type(module).__name__}, so it would never step what is trained "
-                "there. Make it from module.parameters(), of the module that is "
-                "given; what else is trained needs an AdaptiveDataParallel of its own, "
-                "or a place in this module."
+                f"{type(module).__name__}, so it would never train them. Make it from "
+                "the parameters() of this module. Other modules that train need their "
+                "own AdaptiveDataParallel, or must be part of this module."
             )
 
 
@@ -174,9 +173,8 @@ def check_closures(optimizers: Iterable[Any], *, world_size: int) -> None:
     """
     if world_size > 1 and any(isinstance(each, LBFGS) for each in optimizers):
         raise ElasticRunError(
-            f"LBFGS cannot train over {world_size} replicas: it decides by the loss "
-            "that its closure returns how often it calls that, and each replica "
-            "returns the loss of its own samples. They would call it differently "
-            "often, and wait for each other for ever. Train with one replica, or use "
-            "another optimizer."
+            f"LBFGS cannot train over {world_size} replicas: the loss decides how "
+            "often it calls its closure, and each replica has the loss of its own "
+            "samples. So replicas would call it differently often, and wait for each "
+            "other forever. Train with one replica, or use another optimizer."
         )

@@ -1,4 +1,4 @@
-"""Finds collectives of the program in the backward pass that is running."""
+"""Finds collectives of the program itself in the backward pass."""
 
 from __future__ import annotations
 

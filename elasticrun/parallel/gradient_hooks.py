@@ -25,12 +25,11 @@ from elasticrun.parallel.reduction import Reduction
 from elasticrun.parallel.weighing import Weighing, call_after_backward
 
 _STEP_BEFORE_LOSS = (
-    "a loss was computed after an optimizer had stepped the same model in one "
-    "iteration of the loop. Where max_local_batch_size cuts a global batch into "
-    "micro-batches, the step is taken at the last one, so the losses before that see "
-    "the parameters of before the step. To get what whole batches would give, add the "
-    "losses and call backward() once, before the first step, or leave out "
-    "max_local_batch_size."
+    "in one iteration of the loop, a loss was computed after an optimizer had stepped "
+    "the same model. With max_local_batch_size a global batch is cut into "
+    "micro-batches, and the step comes only at the last one, so the losses before it "
+    "see the old parameters. Add the losses and call backward() once, before the first "
+    "step, or leave out max_local_batch_size."
 )
 
 _NEVER = object()
@@ -322,10 +321,10 @@ class GradientHooks:
         if node is not None:
             raise ElasticRunError(
                 f"the backward pass goes through {node}, which communicates, so the "
-                "loss of one replica reads what others have computed. Replicas' shares "
-                f"in this global batch differ (this one's weighs {weight:.3f} times "
-                "their mean), and gradients that have crossed over cannot be weighed "
-                "at the parameters any more. Weigh the loss where it begins: "
+                "loss of one replica uses values of the others. Replicas' shares in "
+                f"this global batch differ (this one's weighs {weight:.3f} times their "
+                "mean), and after the exchange gradients can no longer be weighed at "
+                "the parameters. Weigh the loss where it begins: "
                 "model.weigh(loss).backward()."
             )
 

@@ -1,4 +1,4 @@
-"""Measures the noise of gradients in some steps, where they pass on their way."""
+"""Measures the noise of gradients, in some of the steps."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Scalers = Callable[[], Iterable[GradScaler]]
 _LOW = (torch.float16, torch.bfloat16)
 
 _BATCH_NORM = (
-    "measure_noise=True measures nothing here: each global batch is one piece (that of "
-    "one replica, or of all if parameters are sharded), and a model with BatchNorm "
-    "cannot have it cut in two now and then. Give the AdaptiveDataLoader a "
-    "max_local_batch_size."
+    "measure_noise=True measures nothing here: it compares the gradients of parts of a "
+    "global batch. Here a batch is one part (one replica, or sharded parameters), and "
+    "a model with BatchNorm does not allow to cut it in two. Give the "
+    "AdaptiveDataLoader a max_local_batch_size."
 )
 
 
@@ -137,8 +137,8 @@ class NoiseMeter:
         if len(scales) > 1:
             raise ElasticRunError(
                 "measure_noise=True with several GradScalers, which scale gradients "
-                f"differently ({', '.join(map(str, sorted(scales)))}): nobody knows "
-                "which of them scaled those of this model. Use one for all losses."
+                f"differently ({', '.join(map(str, sorted(scales)))}): it is unknown "
+                "which one scaled those of this model. Use one for all losses."
             )
         return scales.pop() if scales else 1.0
 

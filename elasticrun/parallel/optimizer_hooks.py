@@ -1,4 +1,4 @@
-"""Wraps `step` and `zero_grad` of an optimizer, for batches in micro-batches."""
+"""Wraps an optimizer's `step` and `zero_grad`, which wait for the last micro-batch."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ _MANY = 2  # Batches in which gradients were thrown away, without a step: on pur
 
 _ZEROED_TOO_LATE = (
     "gradients were zeroed between a backward pass and the step, at the last "
-    "micro-batch of a global batch. Those of the earlier micro-batches went with them, "
-    "so the step would miss them. Zero before the first backward pass of each "
-    "iteration. Where the loss of another module reaches this one, as a generator's "
-    "its discriminator, let this one step before that, or freeze it meanwhile "
-    "(requires_grad_(False)); or leave out max_local_batch_size."
+    "micro-batch of a global batch. This also removed those of the earlier "
+    "micro-batches, so the step would miss them. Call zero_grad before the first "
+    "backward pass of each iteration. If the loss of another module goes through this "
+    "one (a generator's loss through the discriminator, for example), step this one "
+    "before, or freeze it meanwhile (requires_grad_(False)); or leave out "
+    "max_local_batch_size."
 )
 
 

@@ -1,4 +1,4 @@
-"""Accumulates the gradients of micro-batches until their global batch is complete."""
+"""Adds up the gradients of micro-batches until the global batch is complete."""
 
 from __future__ import annotations
 
@@ -110,9 +110,9 @@ class PartialGradients:
         if self.hides and self._is_reduced:
             raise ElasticRunError(
                 "an optimizer stepped at the last micro-batch of a global batch, but "
-                "that had no backward pass through the model, in which the gradients "
-                "of the earlier ones are reduced over the replicas. Let each "
-                "micro-batch have one; a loss to leave out can be multiplied with 0."
+                "that one had no backward pass through the model, which would also "
+                "average the gradients of the earlier ones over the replicas. Call "
+                "backward() in each micro-batch; to leave out a loss, multiply it by 0."
             )
         self.show()
 
@@ -131,10 +131,9 @@ class PartialGradients:
             if is_again:
                 raise ElasticRunError(
                     f"{type(optimizer).__name__}.step() was called twice in one "
-                    "micro-batch. A global batch is one step, taken at its last "
-                    "micro-batch, and gradients for another would have to be computed "
-                    "after that. Leave out max_local_batch_size, or step once in each "
-                    "iteration of the loop."
+                    "micro-batch. With max_local_batch_size there is one step for a "
+                    "global batch, at its last micro-batch. Step once in each "
+                    "iteration of the loop, or leave out max_local_batch_size."
                 )
             _add(self._due, parameter, gradient)
 

@@ -1,4 +1,4 @@
-"""Scales learning rates with the size of global batches, for one step at a time."""
+"""Scales learning rates with the global batch size, for one step at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Averages gradients over replicas, by a DDP of the parameters trained now."""
+"""Averages gradients over replicas, by a DDP of the parameters being trained."""
 
 from __future__ import annotations
 
@@ -160,8 +160,8 @@ class Reduction:
             "replica's own, and the replicas would drift apart. They come from a "
             "second backward pass through one output (retain_graph=True), from one of "
             "an earlier forward pass, or from a loss on the parameters alone. Add the "
-            "losses and call backward() once, or let each loss have its forward pass "
-            "and then at once its backward pass."
+            "losses and call backward() once, or call backward() for each loss right "
+            "after its forward pass."
         )
 
 
@@ -224,9 +224,9 @@ def _check_even(loader: LoopedLoader) -> None:
     raise ElasticRunError(
         f"an AdaptiveDataParallel is to train in the loop over `{loader.name}` "
         f"({loader.where}), which has even_batches=False. A replica without a sample "
-        "in a short batch takes no part in it, so the others would wait for its "
-        "gradients for ever. Leave even_batches=False out to train: a padding sample "
-        "then weighs nothing. To evaluate, call model.eval() and use torch.no_grad()."
+        "in a short batch takes no part in it, so the others would wait forever for "
+        "its gradients. To train, leave even_batches=False out: padding samples have "
+        "no weight. To evaluate, call model.eval() and use torch.no_grad()."
     )
 
 

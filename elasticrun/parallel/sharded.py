@@ -1,4 +1,4 @@
-"""Weighs and accumulates the gradients of a module that `fully_shard` has sharded."""
+"""Weighs and adds up the gradients of a module sharded by `fully_shard`."""
 
 from __future__ import annotations
 
@@ -106,9 +106,9 @@ class ShardedGradients:
         if unknown and not any(map(_needs_gradient, leaves)):
             raise TypeError(
                 f"{type(self._module).__name__} returned a {unknown[0].__name__}, in "
-                "which nobody finds the tensors. With sharded parameters gradients are "
-                "weighed there: return tensors, or tuples, lists or dictionaries of "
-                "them, or register the class with torch.utils._pytree."
+                "which the tensors cannot be found. With sharded parameters gradients "
+                "are weighed at these tensors: return tensors, or tuples, lists or "
+                "dictionaries of them, or register the class with torch.utils._pytree."
             )
         return pytree.tree_unflatten([self._entry(leaf) for leaf in leaves], structure)
 

@@ -1,4 +1,4 @@
-"""The state of a parallel model; saves compare whether all replicas have the same."""
+"""The state of a parallel model; each save checks that all replicas have the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weighs losses by what they are means over, where the backward pass begins."""
+"""Weighs losses by how many samples they average, as the backward pass begins."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ class Weighing:
             raise ElasticRunError(
                 "losses that are means over different counts were weighed in one "
                 "global batch, which max_local_batch_size cuts into micro-batches. "
-                "Their gradients are added up before the sums of the counts are known, "
-                "and could be divided by one number only. Weigh all losses by one "
-                "count, or leave out max_local_batch_size."
+                "Their gradients are added up before the total counts are known, so "
+                "they can be divided by only one number. Use one count for all losses, "
+                "or leave out max_local_batch_size."
             )
         return first
 
@@ -237,7 +237,7 @@ def _check(count: Tensor | float | None, reduction: str) -> None:
         raise ValueError(f"reduction={reduction!r} is neither 'mean' nor 'sum'.")
     if reduction == "sum" and count is not None:
         raise TypeError(
-            "weigh() got a count for a loss with reduction='sum', which is divided by "
-            "nothing. For a mean over the whole global batch divide the sum by this "
-            "micro-batch's count, and give that alone: weigh(total / count, count)."
+            "weigh() got a count for a loss with reduction='sum', which is a sum and "
+            "needs none. For the mean over the global batch, divide the sum by this "
+            "micro-batch's count and leave reduction= out: weigh(total / count, count)."
         )

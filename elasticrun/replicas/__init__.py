@@ -1,1 +1,1 @@
-"""How replicas talk about the job: a key-value store, and agreement on boundaries."""
+"""How replicas talk to each other, and agree on boundaries."""

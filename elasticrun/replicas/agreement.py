@@ -1,10 +1,10 @@
 """How rank 0 agrees with all replicas on one boundary, message by message.
 
-A request makes the coordinator (rank 0) ask every replica for its current boundary s;
-each answers and promises not to pass s + 1 before it has heard; the agreed boundary is
-max(s) + 1, which no replica has passed. Answers come from the watchers, so that
-replicas inside a collective take part, and none is held back that another one waits
-for.
+After a request the coordinator (rank 0) asks every replica for its current boundary s.
+Each replica answers, and promises not to pass s + 1 before it hears the decision. The
+agreed boundary is max(s) + 1, which no replica has passed. The watchers answer, so a
+replica inside a collective takes part too; and no replica stops before a boundary that
+another one needs it to reach.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one reader of `os.environ`: where this replica stands among the others."""
+"""The only module that reads `os.environ` in a replica: its rank, and settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations of all replicas with rank 0: it hears all, decides, and all hear that.
+"""Conversations between rank 0 and all replicas: it hears all, and answers all.
 
 What is said stands in the job's store, under keys that this module and `store` name. A
 conversation has a topic, which is the same on all replicas and used once:

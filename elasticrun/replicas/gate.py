@@ -1,4 +1,4 @@
-"""What a replica's training thread and watcher share: the boundary and what is due."""
+"""What a replica's training thread and watcher share: boundary number, requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small values of every replica, brought to all of them."""
+"""Gathers small values of every replica on all of them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How many GPUs a process would see, found out without torch and without the driver.
+"""Counts the GPUs that a process would see, without torch and the driver.
 
-Asking either could make every later fork of the process unable to use them.
+Asking either of them could make every later fork of the process unable to use GPUs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The end of a replica's process: what it wrote comes out, and no thread aborts it.
+"""Ends a replica's process: flushes its output, and lets no thread abort it.
 
-The launcher's part of a replica imports this, and the program may do without torch.
+It imports no torch: programs without torch use it as well.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ends a replica whose stop takes too long, or that waits for one that died."""
+"""Ends a replica whose stop takes too long, or that waits for a dead one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages between processes: one JSON object a line, of limited size, over a socket.
+"""Messages between processes: one JSON object a line, over a socket.
 
 Replicas' watchers talk so, and so do the launcher, its replicas and its commands.
 """

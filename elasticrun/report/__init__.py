@@ -1,1 +1,1 @@
-"""A page that shows what became of a job."""
+"""`elasticrun report`: a page that shows the history of a job."""

@@ -1,4 +1,4 @@
-"""The command line `elasticrun report [JOB | DIR]`: the page, as one file."""
+"""The command `elasticrun report [JOB | DIR]`, which writes the page as one file."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _FOLDER = Path(__file__).with_name("page")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `elasticrun report` takes."""
     parser.add_argument("job", nargs="?", metavar="JOB|DIR",
-        help="a job's name, or its checkpoint directory; may be left out if there is "
-        "one")  # fmt: skip
+        help="a job's name, or its checkpoint directory; needed if there are "
+        "several")  # fmt: skip
     parser.add_argument("--out", metavar="FILE", default="report.html",
         help="where to write the page; default: report.html")  # fmt: skip
 

@@ -1,7 +1,7 @@
-"""A job's history, as its events tell it: generations, what was lost, what was spent.
+"""A job's history, made from its events: generations, lost work, time spent.
 
-Samples are counted from the job's beginning. A generation notes how many it has passed
-itself; what lay before it is what the checkpoint that it began with had passed.
+Samples count from the job's beginning. A generation notes the samples of its own; those
+before it are the samples at the checkpoint from which it resumed.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class History:
 
     def _on_start(self, event: Event) -> None:
         self.start = self._cause = event
-        self._end("its launcher ended without a word", event["time"], is_known=False)
+        self._end("its launcher ended unexpectedly", event["time"], is_known=False)
 
     def _on_restart(self, event: Event) -> None:
         self._cause = event
@@ -116,7 +116,7 @@ class History:
 
     def _on_begin(self, event: Event) -> None:
         before = self.generations[-1] if self.generations else None
-        self._end("it ended without a word", event["time"], is_known=False)
+        self._end("it ended unexpectedly", event["time"], is_known=False)
         number = event["checkpoint"]
         unknown = before.points[-1][1] if before and number is not None else 0
         base, saved_at = self._samples_at.get(number, (unknown, event["time"]))

@@ -1,1 +1,1 @@
-"""From a boundary to a committed checkpoint, and from the newest one to the start."""
+"""Saving from a boundary to a checkpoint, and loading at the start."""

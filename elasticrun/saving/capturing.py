@@ -1,4 +1,4 @@
-"""Captures what a rank saves, at the boundary."""
+"""Copies what a rank saves into memory, at the boundary."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def _explaining_streams(
             return write(fileobj)
         except io.UnsupportedOperation as error:
             raise TypeError(
-                f"the save of the state {state.name!r} ({type(state).__name__}) asked "
-                f"its stream for what that cannot do: {error}. Checkpoints are written "
-                "from the beginning to the end, so there is no seek or tell. Write "
-                "into an io.BytesIO first, and then its getvalue() into the stream."
+                f"the save of the state {state.name!r} ({type(state).__name__}) used "
+                f"its stream in a way that it does not support: {error}. Checkpoints "
+                "are written in one go, so there is no seek or tell. Write into an "
+                "io.BytesIO first, then write its getvalue() to the stream."
             ) from error
 
     return save
@@ -198,8 +198,8 @@ class Capturer:
             except NoMemoryLeftError as error:
                 self._memory = None
                 logger.warning(
-                    "there is no memory for a copy of what is saved (%s), so training "
-                    "waits while it is written, as with async_save=False",
+                    "too little memory for a copy of all states (%s), so training "
+                    "waits while they are written, as with async_save=False",
                     error,
                 )
             except OSError as error:

@@ -1,4 +1,4 @@
-"""Opening the checkpoint directory: all replicas begin with the same, or none does."""
+"""Opens the checkpoint directory: all replicas load the same checkpoint, or none."""
 
 from __future__ import annotations
 
@@ -55,10 +55,9 @@ def make_store(settings: Settings) -> CheckpointStore | None:
         return None
     if not settings.job:
         raise CheckpointError(
-            f"this job has no name: the program is {sys.argv[0]!r}, which is no script "
-            "of yours. A checkpoint remembers the name, so that no other job takes it "
-            "for its own. Set ELASTICRUN_JOB to one, on all replicas, before the job "
-            "starts."
+            f"this job has no name: the program is {sys.argv[0]!r}, not a script. A "
+            "checkpoint keeps the name, so that no other job loads it. Set "
+            "ELASTICRUN_JOB to one, on all replicas, before the job starts."
         )
     return CheckpointStore(
         settings.checkpoint_dir,
@@ -121,10 +120,10 @@ def _begin(checkpoints: CheckpointStore) -> tuple[Start, int]:
         return Start(generation, number, newest), checkpoints.newest_number()
     except StoreUnreachableError as error:
         raise CheckpointError(
-            f"what is in {checkpoints.place} cannot be told: {error}. A "
-            "job that went on from something older, or from the beginning, would "
-            "lose what was trained. Start it again when that can be read; if it never "
-            "will be, remove that checkpoint, and the job goes on from the one before."
+            f"cannot read what is in {checkpoints.place}: {error}. A job that resumed "
+            "from an older checkpoint, or began anew, would lose training. Start it "
+            "again when this can be read. If it never can, remove that checkpoint, and "
+            "the job resumes from the one before."
         ) from error
 
 
@@ -170,8 +169,9 @@ def check_all_have_directory(membership: Membership, *, has_one: bool) -> None:
     if without:
         raise CheckpointError(
             f"rank {', '.join(map(str, without))} of {membership.world_size} has no "
-            "checkpoint directory, but others have, so no checkpoint could be whole. "
-            "Give all replicas the same checkpoint_dir (ELASTICRUN_CHECKPOINT_DIR)."
+            "checkpoint directory, but others have one, so checkpoints would be "
+            "incomplete. Give all replicas the same checkpoint_dir "
+            "(ELASTICRUN_CHECKPOINT_DIR)."
         )
 
 
@@ -190,8 +190,9 @@ def log_start(start: Start, environment: Environment, *, is_saving: bool) -> Non
         return
     if not is_saving:
         logger.warning(
-            "elasticrun saves nothing, so a restart begins anew: there is no "
-            "checkpoint directory. Give init() one, or set ELASTICRUN_CHECKPOINT_DIR."
+            "nothing is saved, since there is no checkpoint directory: a restart "
+            "begins anew. Give init() a checkpoint_dir, or set "
+            "ELASTICRUN_CHECKPOINT_DIR."
         )
     size = f"generation {start.generation} with world size {environment.world_size}"
     if start.newest is None:

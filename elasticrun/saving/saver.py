@@ -275,9 +275,8 @@ class Saver:
         """Refuse a save that a state asks for while it is saved."""
         if self._is_saving:
             raise CheckpointError(
-                "a state's sync, save or after_save asked for a save, within which it "
-                "is itself called. Ask for it after a batch, or with "
-                "request_checkpoint()."
+                "a state's sync, save or after_save asked for a save while it runs in "
+                "one. Ask for it after a batch, or call request_checkpoint()."
             )
         self._is_saving = True
         try:
@@ -475,9 +474,9 @@ def _why_not_saved(error: Exception, *, patience: float) -> str:
         raise CheckpointError(f"rank 0: {error}") from error
     if isinstance(error, TimeoutError):
         raise AgreementError(
-            f"rank 0 did not come to the boundary where all agreed to save within "
-            f"{patience:g} s. Look at its log: it may hang, or its program "
-            "may take another path."
+            "rank 0 did not come to the boundary where all agreed to save within "
+            f"{patience:g} s. Look at its log: it may hang, or run other code than the "
+            "others."
         ) from error
     if isinstance(error, ConnectionError):
         raise AgreementError(

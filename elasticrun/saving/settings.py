@@ -1,7 +1,7 @@
 """The settings of a job: their defaults, environment variables and validation.
 
-They come from what a program gives, else from the variables of its process. What parses
-one is told what to call it in a refusal: as it was given.
+A program's arguments win over environment variables. Errors name a setting as it was
+given: the argument or the variable.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def parse_rescue(value: bool | str, *, setting: str) -> bool | Literal["always"]
         return parse_switch(value, setting=setting)
     except ValueError as error:
         raise ValueError(
-            f"{str(error).rstrip('.')}; or 'always', to be ready for a rescue also "
-            "where that costs more than it may."
+            f"{str(error).rstrip('.')}; or 'always', to be ready for a rescue at any "
+            "cost in time."
         ) from None
 
 
@@ -118,9 +118,9 @@ def parse_trust_pickle(value: str | Iterable[str], *, setting: str) -> frozenset
     names = list(given) if isinstance(given, Iterable) else [given]
     if not all(isinstance(name, str) for name in names):
         raise ValueError(
-            f"{setting} is {value!r}; give the names of the states that may hold "
-            "any object, like ['history']. Trust is in each by its name, since loading "
-            "it executes what its file says."
+            f"{setting} is {value!r}; give the names of the states that may hold any "
+            "object, like ['history']. Loading such a state may execute any code in "
+            "its file, so each is named."
         )
     return frozenset(names)
 

@@ -356,12 +356,12 @@ def _check_same_parameters(
             more = len(differing) - _MOST_NAMED
             raise CheckpointError(
                 f"the replicas have drifted apart: {', '.join(differing[:_MOST_NAMED])}"
-                f"{f' and {more} more' if more > 0 else ''} of {name!r} on rank {rank} "
-                "differ from those of rank 0, so the gradients with which they were "
-                "stepped were not averaged. This was not saved; the checkpoint before "
-                "it is untouched. Let all losses come from forward passes of the "
-                "AdaptiveDataParallel, and change parameters in the same way on every "
-                "replica."
+                f"{f' and {more} more' if more > 0 else ''} of {name!r} on rank "
+                f"{rank} differ from those of rank 0, so the "
+                "gradients with which they were stepped were not averaged. This was "
+                "not saved; the checkpoint before it is untouched. Compute all losses "
+                "by forward passes of the AdaptiveDataParallel, and change parameters "
+                "in the same way on every replica."
             )
 
 
@@ -380,9 +380,10 @@ def _check_complete(capture: Capture, files: list[FileRecord]) -> None:
     lacking = [name for name in capture.file_names if name not in written]
     if lacking:
         raise CheckpointError(
-            f"checkpoint {capture.number} would lack {', '.join(lacking)}: nobody "
-            "wrote that, though rank 0 has the state registered. The job would resume "
-            "without it. Register the same states on every replica, in the same order."
+            f"checkpoint {capture.number} would lack {', '.join(lacking)}: rank 0 has "
+            "registered that state, but no replica has written it. The job would "
+            "resume without it. Register the same states on every replica, in the same "
+            "order."
         )
 
 
@@ -391,12 +392,12 @@ def _what_to_do(own: dict[str, Any], other: dict[str, Any]) -> str:
     place = ("finished_epochs", "in_epoch", "finished_loops", "loader")
     if any(own[key] != other[key] for key in place):
         return (
-            "Replicas must walk the same epochs and loops: let no loader or loop be "
-            "one rank's alone (as a validation on rank 0), and what decides about a "
-            "`break` be the same on all of them."
+            "Replicas must run the same epochs and loops: run no loop on one rank only "
+            "(a validation on rank 0, for example), and decide about `break` alike on "
+            "all of them."
         )
     return (
-        "Replicas must leave their loops at the same batch: let what decides about a "
-        "`break` be the same on all of them (with even_batches=False they see "
-        "different numbers of batches)."
+        "Replicas must leave their loops at the same batch: decide about `break` alike "
+        "on all of them (with even_batches=False they see different numbers of "
+        "batches)."
     )

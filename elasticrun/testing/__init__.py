@@ -1,4 +1,4 @@
-"""Tests of scripts that use elasticrun: real replicas, restarts, and jobs."""
+"""Tools to test scripts: real replicas, restarts, and jobs."""
 
 from __future__ import annotations
 

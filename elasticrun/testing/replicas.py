@@ -1,4 +1,4 @@
-"""Real replicas of a function, started as a launcher would, and their outcomes."""
+"""Runs a function in real replicas, as a launcher would, and returns the outcomes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`assert_restart_equivalent`: what `elasticrun check` does, from a test."""
+"""`assert_restart_equivalent`: `elasticrun check` as a function for tests."""
 
 from __future__ import annotations
 

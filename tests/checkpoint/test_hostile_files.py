@@ -92,7 +92,7 @@ def test_a_pipe_or_a_huge_hole_hangs_nothing_and_fills_no_memory(
             with pytest.raises(CheckpointError, match="lock is not a plain file"):
                 run_once(save_all_states, tmp_path)
         elif name.endswith("manifest.json"):
-            with pytest.warns(CheckpointWarning, match="2 is skipped.*goes on from"):
+            with pytest.warns(CheckpointWarning, match="2 is skipped.*resumes from"):
                 run_once(save_all_states, tmp_path)
         else:
             run_once(save_all_states, tmp_path)

@@ -181,9 +181,8 @@ def test_other_format_says_who_wrote_it() -> None:
     assert not isinstance(caught.value, DamagedFileError)
     assert str(caught.value) == (
         "/data/manifest.json has checkpoint format 4, written by elasticrun 0.9.1; "
-        "this elasticrun reads formats 1 to 3. Its states cannot be understood here. "
-        "Go on with the elasticrun that wrote it, or start anew in another checkpoint "
-        "directory."
+        "this elasticrun reads formats 1 to 3. Resume with the version of elasticrun "
+        "that wrote it, or start anew in another checkpoint directory."
     )
 
 
@@ -228,8 +227,8 @@ def test_other_job_is_refused() -> None:
         check_job(MANIFEST, "text", source="/data/checkpoint-00000012")
     assert str(caught.value) == (
         "/data/checkpoint-00000012 belongs to the job 'digits', but this is the job "
-        "'text'. One job cannot go on with another's states. Give this one a "
-        "directory of its own (ELASTICRUN_CHECKPOINT_DIR), or, if only its name has "
+        "'text'. One job cannot resume from the states of another. Give this one its "
+        "own directory (ELASTICRUN_CHECKPOINT_DIR), or, if only its name has "
         "changed, set ELASTICRUN_JOB=digits."
     )
 

@@ -38,8 +38,8 @@ def test_a_renamed_state_is_told_at_the_first_save(tmp_path: Path) -> None:
             save_all_states()
         (told,) = (str(warning.message) for warning in caught)
         first = tmp_path / "checkpoint-00000001"
-        assert told.startswith(f"{first} has nothing for 'net', which began as the")
-        assert "nothing has asked for its 'model' yet. Was a state renamed?" in told
+        assert told.startswith(f"{first} has nothing for 'net', which was therefore")
+        assert "nothing has loaded its 'model' yet. Was a state renamed?" in told
         save_all_states()
 
     run_once(renamed, tmp_path)

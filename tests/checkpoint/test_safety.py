@@ -254,7 +254,7 @@ def test_what_holds_itself_is_refused(tmp_path: Path, value: Any, trusted: Any) 
         register(holder=Holder(value))
         save_all_states()
 
-    with pytest.raises(CheckpointError, match="'holder' holds something that holds it"):
+    with pytest.raises(CheckpointError, match="'holder' holds an object that contains"):
         run_once(script, tmp_path, trust_pickle=trusted)
 
 
@@ -304,7 +304,7 @@ def test_a_class_that_has_moved_is_named(
     with pytest.raises(
         CheckpointError,
         match=rf"checkpoint-00000001/variables: the saved state 'variables' could not "
-        rf"be unpickled: {missing}.*\nWhat it holds .* \(an alias under the old name",
+        rf"be unpickled: {missing}.*\nIt holds .* \(an alias under the old name",
     ):
         run_once(
             lambda: Variables(thing=None), tmp_path / "job", trust_pickle="variables"
@@ -331,8 +331,9 @@ def test_what_was_saved_by_trust_is_not_loaded_without(tmp_path: Path) -> None:
     run_once(lambda: only_holder(Custom(3)), tmp_path, trust_pickle=["holder"])
     with pytest.raises(
         CheckpointError,
-        match=r"(?s)the saved state 'holder' holds what only a full unpickler could "
-        r"rebuild: .*Custom.*name the state in init\(trust_pickle=\['holder'\]\); else",
+        match=r"(?s)the saved state 'holder' holds objects that only a full "
+        r"unpickler could load: .*Custom.*name the state in "
+        r"init\(trust_pickle=\['holder'\]\); else",
     ):
         run_once(lambda: only_holder(None), tmp_path)
 
@@ -425,8 +426,8 @@ def test_a_directory_open_to_all_is_warned_of(tmp_path: Path) -> None:
         run_once(save_all_states, tmp_path)
     assert [str(warning.message) for warning in caught] == [
         (
-            f"{tmp_path} can be written to by everybody (mode 777). Who can change a "
-            "checkpoint decides what the job computes. Take that right away: chmod o-w "
+            f"{tmp_path} can be written to by everybody (mode 777). Whoever can change "
+            "a checkpoint decides what the job computes. Remove that right: chmod o-w "
             f"{tmp_path}"
         )
     ]

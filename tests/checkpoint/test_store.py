@@ -165,7 +165,7 @@ def test_opening_a_damaged_file_says_what_to_do(store: CheckpointStore) -> None:
         checkpoint.open("model")
     assert str(caught.value) == (
         f"{checkpoint.path}/model is missing; it had 10 bytes. It cannot be trusted. "
-        "Start the job again: it goes on from the newest checkpoint that is whole."
+        "Start the job again: it resumes from the newest good checkpoint."
     )
 
 
@@ -208,7 +208,7 @@ def test_older_one_is_found_and_the_damage_named(store: CheckpointStore) -> None
     assert [str(warning.message) for warning in caught] == [
         (
             f"checkpoint-00000002 is skipped: {path}/model has 5 bytes, but 10 were "
-            "written. The job goes on from checkpoint-00000001."
+            "written. The job resumes from checkpoint-00000001."
         )
     ]
     assert path.name in names(store)
@@ -286,12 +286,12 @@ def test_job_does_not_start_anew_in_silence(store: CheckpointStore) -> None:
     with pytest.raises(CheckpointError) as caught:
         store.find_newest()
     assert str(caught.value) == (
-        f"none of the checkpoints in {store.place} is whole:\n"
+        f"no checkpoint in {store.place} is good:\n"
         f"  checkpoint-00000002: {second}/manifest.json is damaged: its checksum does "
         "not fit its 2 bytes.\n"
         f"  checkpoint-00000001: {first}/model is missing; it had 10 bytes.\n"
-        "To start at the beginning would give up the training that they stand for. "
-        "Bring one of them back from a copy, or start anew: remove them, or give the "
+        "Starting at the beginning would lose their training. Restore one of them from "
+        "a copy, or start anew: remove them, or give the "
         "job another directory (ELASTICRUN_CHECKPOINT_DIR)."
     )
 

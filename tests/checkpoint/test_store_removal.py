@@ -172,7 +172,7 @@ def test_one_whose_manifest_was_taken_away_is_left_alone(
 ) -> None:
     save(store), save(store)
     content.remove("checkpoint-00000002/manifest.json")
-    with pytest.warns(CheckpointWarning, match="or its manifest was taken away"):
+    with pytest.warns(CheckpointWarning, match="or its manifest was removed"):
         store.remove_uncommitted()
     assert content.names("checkpoint-00000002") == sorted(STATES)
     assert save(store).number == 3

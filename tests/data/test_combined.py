@@ -294,7 +294,7 @@ def test_no_common_weight_where_a_batch_in_sight_does_not_divide_alike() -> None
         with pytest.raises(
             ElasticRunError,
             match=r"of `both` \(test_combined\.py:\d+\) in its step 1 have 3, 8 samples"
-            r".*among 1 replicas and 2 micro-batches.*model\.weigh\(loss, member=a\)",
+            r".*among 1 replica and 2 micro-batches.*model\.weigh\(loss, member=a\)",
         ):
             print(both.loss_weight)
 
@@ -344,5 +344,5 @@ def test_what_cannot_be_combined_is_refused() -> None:
         bad(loader, mode="max_size")
     with pytest.raises(ValueError, match="`small` is to begin again"):
         len(CombinedLoader([loader, small], "max_size_cycle"))
-    with pytest.raises(ValueError, match="do not make one batch"):
+    with pytest.raises(ValueError, match="are fewer than one batch"):
         CombinedLoader([loader, small]).batches(2)

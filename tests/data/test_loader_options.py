@@ -90,7 +90,7 @@ def test_a_generator_of_ones_own_is_used_and_does_not_change_the_order() -> None
 
 def test_batches_stay_in_order_whatever_is_asked() -> None:
     with pytest.warns(
-        UserWarning, match=r"in_order=False is not followed: batches keep their order"
+        UserWarning, match=r"in_order=False has no effect: batches keep their order"
     ) as caught:
         loader = AdaptiveDataLoader(Numbers(20), 2, num_workers=2, in_order=False)
     assert caught[0].filename == __file__
@@ -229,8 +229,8 @@ REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
         {"batch_size": None},
         ValueError,
         (
-            "batch_size=None turns torch's batching off, but a global batch must have "
-            "a size. Give it, and undo the batching in collate_fn if you must."
+            "batch_size=None turns batching off in torch, but a global batch needs a "
+            "size. Give a batch_size; collate_fn can undo the batching."
         ),
     ),
     *[

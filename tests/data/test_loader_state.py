@@ -269,8 +269,8 @@ BAD_CONTENT = {
         lambda: bad_fingerprint(num_samples=19),
         (
             r"the loader whose state `\S+` is to load had 19 samples in the data set "
-            r"\(or its sampler\), but now 20\. Its batches would be others, and "
-            r"samples skipped or seen twice\. Load the state of a loader with the same"
+            r"\(or its sampler\), but now 20\. With other batches, samples "
+            r"would be skipped or seen twice\. Load the state of a loader with the same"
         ),
     ),
     "another batch size": (
@@ -307,8 +307,8 @@ def test_the_middle_of_a_batch_is_no_place_to_continue() -> None:
         loader.load_state_dict(state)
         with pytest.raises(
             CheckpointError,
-            match=r"`loader-0` is to continue at sample 6 of 20, which is not the "
-            r"beginning of a global batch\.",
+            match=r"`loader-0` should continue at sample 6 of 20, where no "
+            r"global batch begins\.",
         ):
             batches_of(loader)
 

@@ -213,7 +213,7 @@ def test_without_a_process_group_the_environment_is_not_asked(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_replicas": 0}, "num_replicas=0: .* at least one replica. Give"),
+        ({"num_replicas": 0}, "num_replicas=0 must be at least 1. Give"),
         ({"num_replicas": 2, "rank": 2}, "rank=2 with num_replicas=2: .* 0 to 1. Give"),
         ({"num_replicas": 2, "rank": -1}, "rank=-1 with num_replicas=2"),
         ({"rank": 1}, "rank=1 with num_replicas=1: .* Give both, or neither"),

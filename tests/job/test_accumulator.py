@@ -215,7 +215,7 @@ def test_outside_of_blocks_nothing_is_read() -> None:
 def test_adding_outside_of_loops_is_refused() -> None:
     with generation():
         total = Accumulator()
-        with pytest.raises(LoopOrderError, match="would count it twice"):
+        with pytest.raises(LoopOrderError, match="would be counted twice"):
             total["n"] += 1
         with total.synchronized():
             total["n"] += 1

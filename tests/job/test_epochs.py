@@ -133,8 +133,8 @@ def test_a_finished_job_that_is_started_again_does_nothing_and_says_so(
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert record.getMessage() == (
-        "all 2 epochs were finished before this start, so none remains. To train "
-        "longer, raise the number; to start anew, use another directory."
+        "2 epochs finished before this start, so none remains. To train longer, raise "
+        "the number; to start anew, use another directory."
     )
 
 
@@ -169,7 +169,7 @@ def test_break_writes_a_checkpoint_that_remembers_it(
     assert run_once(stop_early, tmp_path) == [0, 1, 2]
     assert len(list(tmp_path.glob("checkpoint-*"))) == 1
     assert run_once(stop_early, tmp_path) == []
-    assert "all 3 epochs were finished before this start" in caplog.text
+    assert "3 epochs finished before this start" in caplog.text
 
 
 def test_break_finishes_the_epoch(job: Job) -> None:

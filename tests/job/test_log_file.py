@@ -99,7 +99,7 @@ def test_rows_that_somebody_has_removed_are_told(
     run_saving(script, tmp_path / "job")
     (tmp_path / "log.csv").write_text("epoch\n")
     assert run_saving(script, tmp_path / "job").startswith("epoch\n0,3\n")
-    assert "log.csv has 6 bytes, and had" in caplog.text
+    assert "log.csv has 6 bytes, but had" in caplog.text
 
 
 def test_it_is_a_stream_as_others_are(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_a_worker_that_imports_what_uses_the_job_says_how_to_guard_it(
 ) -> None:
     ended = run(tmp_path / "program.py", UNGUARDED[unguarded], method)
     assert ended.returncode == 1
-    assert "imports the program's main module" in ended.stderr
+    assert "imports the main module of the program" in ended.stderr
     assert "if __name__ == '__main__':" in ended.stderr
     assert "exited unexpectedly" in ended.stderr  # What the replica itself says.
 

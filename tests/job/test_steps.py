@@ -68,8 +68,8 @@ def test_more_steps_in_front_of_what_followed_them_are_refused(tmp_path: Path) -
     run_once(lambda: script(3), tmp_path)
     with pytest.raises(
         LoopOrderError,
-        match=r"remaining_steps_until\(5\) \(test_steps\.py:\d+\) had come to its end "
-        r"at 3 steps, and the checkpoint stopped later, at loop 1 after 0 epochs, ",
+        match=r"remaining_steps_until\(5\) \(test_steps\.py:\d+\) had ended after "
+        r"3 steps, and the checkpoint is from later, at loop 1 after 0 epochs, ",
     ):
         run_once(lambda: script(5), tmp_path)
 

@@ -85,7 +85,7 @@ def test_no_sample_is_lost(
 
     run_once(run, tmp_path)
     assert seen == [(0, i) for i in range(12)] + [(1, i) for i in range(4)]
-    assert "has caught the JobStopped" in caplog.text
+    assert "the program caught JobStopped" in caplog.text
     run_once(run, tmp_path)
     assert seen == [(e, i) for e in range(NUM_EPOCHS) for i in range(NUM_SAMPLES)]
 

@@ -102,7 +102,7 @@ def test_a_budget_without_checkpoints_is_spent(stage: Stage) -> None:
     assert "rank 0 exited with code 3" in job.events
     assert "restart 1 of 2 from the beginning" in job.events
     assert "restart 2 of 2 in 1 s from the beginning" in job.events
-    assert "2 restarts without a newer checkpoint are used up" in job.events
+    assert "the last new checkpoint is 2 restarts ago" in job.events
     assert set(begins(stage).values()) == {(0, 0)}
 
 

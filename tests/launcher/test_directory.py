@@ -74,7 +74,7 @@ def test_a_directory_in_use_is_not_moved(tmp_path: Path) -> None:
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(OptionError, match="a live job uses .*/own "):
+        with pytest.raises(OptionError, match="another job is running with .*/own "):
             directory.move_aside(own)
         holder.communicate()
     assert directory.move_aside(own) == tmp_path / "own.old-1"

@@ -152,7 +152,9 @@ def test_what_a_dead_node_has_written_is_not_believed(
         looking = "looking for the endpoint in"
         wait_until(lambda: (folder / "lock").stat().st_size, "the lock")
         file.write_text(json.dumps({**stale, "port": other.port}))
-        node.wait_until_said("who answers there is not who has written its address")
+        node.wait_until_said(
+            "another process answers there than the one that wrote the address"
+        )
         file.write_text(json.dumps({**stale, "name": "digits"}))
         node.wait_until_said("another job, digits, meets there")
         assert looking in node.events

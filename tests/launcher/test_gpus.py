@@ -70,7 +70,10 @@ def test_an_import_that_asks_for_gpus_is_left_to_the_replicas(
         assert (member["gpu_memory"], member["gpu_utilization"]) == (0, 7)
         refused = job.ask("scale", 2, job.pid)
         assert refused.returncode != 0
-        assert "2 replicas: the job trains on GPUs, of which 1 can be" in refused.stderr
+        assert (
+            "2 replicas: the job trains on GPUs, and each replica needs"
+            in refused.stderr
+        )
         os.kill(pid, signal.SIGKILL)
         assert job.wait() == 0, job.events
     assert devices(job) == ["0 cuda:0", "1 cuda:0"]

@@ -344,7 +344,7 @@ def test_a_stop_between_two_crashes_says_what_is_kept(stage: Stage) -> None:
         job.wait_until_said("restart 2 of 3 in 1000 s")
         os.kill(job.pid, signal.SIGTERM)
         assert job.wait() == 143
-    end = "SIGTERM: ending; checkpoint 1 is the newest; the same command goes on"
+    end = "SIGTERM: ending; checkpoint 1 is the newest; the same command resumes"
     assert end in job.events
 
 

@@ -82,7 +82,7 @@ def test_a_script_without_elasticrun_is_told_so(
     assert job.output.count("trained") == 2
     at_start = f"warning: {script} does not use elasticrun" in job.events
     assert at_start == (not options)
-    assert job.events.endswith("ran all of it by itself, and nothing was saved\n")
+    assert job.events.endswith("trained by itself on all data, and nothing was saved\n")
 
 
 @pytest.mark.slow

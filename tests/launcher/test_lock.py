@@ -32,7 +32,10 @@ def test_a_second_job_is_kept_out_of_a_live_directory(stage: Stage) -> None:
             assert refused.returncode == 2
             assert refused.stdout == ""
             [line] = refused.stderr.splitlines()
-            assert f"a live job uses {stage.checkpoints} (process {job.pid} on" in line
+            assert (
+                f"another job is running with {stage.checkpoints} (process {job.pid} on"
+                in line
+            )
         job.process.kill()  # A lock ends with its launcher.
         job.process.wait()
         assert run(stage, "--replicas", 1, "--fresh").wait() == 0

@@ -118,7 +118,7 @@ def test_why_nobody_is_met_is_said(stage: Stage) -> None:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         expected = {
             "nowhere.invalid:29400": "",
-            address: "something listens there that does not answer as torch's store",
+            address: "another program listens there, not torch's store",
         }
         with ExitStack() as stack:
             for number, (endpoint, why) in enumerate(expected.items()):
@@ -228,7 +228,7 @@ def test_a_node_that_is_killed_costs_what_came_after_the_last_checkpoint(
     wait_until((stage.checkpoints / "checkpoint-00000019/manifest.json").exists)
     os.kill(dies.pid, signal.SIGKILL)
     stays.wait_until_said("generation 1 has lost a node: node 1")
-    assert "going on from checkpoint 19" in stays.events
+    assert "restarting from checkpoint 19" in stays.events
     stage.mark("go-2")
     assert ends(stays) == [0]
     assert sizes(stage) == {0: 1, 1: 3, 2: 1}
@@ -331,7 +331,7 @@ def test_a_budget_is_spent_on_all_nodes_together(stage: Stage, start: Start) -> 
     assert ends(*nodes) == [1, 1]
     for node in nodes:
         assert "rank 1 exited with code 3" in node.events
-        assert "1 restart without a newer checkpoint is used up" in node.events
+        assert "the last new checkpoint is 1 restart ago" in node.events
 
 
 def test_stop_ends_the_job_on_all_nodes(stage: Stage, start: Start) -> None:

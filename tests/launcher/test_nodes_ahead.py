@@ -233,7 +233,7 @@ def test_new_replicas_that_take_too_long_come_up_while_the_others_save(
 ) -> None:
     [stays] = trained.start_all("stays", command=HASTY)
     comes = trained.start("comes", command=HASTY)
-    stays.wait_until_said("those that run give way to them now")
+    stays.wait_until_said("the running replicas stop for them now")
     trained.free()
     comes.wait_until_said("generation 1: 1 replica started")
     trained.prepare("stays", "comes")
@@ -269,7 +269,7 @@ def test_a_node_that_is_killed_while_it_prepares_to_join_costs_nothing(
     trained.wait_until_prepares("stays", "dies")
     trained.prepare("stays")
     os.kill(dies.pid, signal.SIGKILL)
-    stays.wait_until_said("nothing is to change any more; those that run go on")
+    stays.wait_until_said("the change is no longer wanted; the running replicas go on")
     successor = trained.pids("stays", 2)[1]
     wait_until(lambda: successor not in processes_of(trained.stage), "its end")
     check_trains(trained.stage)

@@ -176,7 +176,7 @@ def test_metadata_that_fail_are_told_of_and_asked_again(
     metadata.num_broken = 4
     options = ["--replicas", 1, "--notice", "gcp", "--", "--hold", "0:9"]
     with running(stage, *options, command=launcher(metadata)) as job:
-        job.wait_until_said("no notices can be had from gcp: HTTPError: HTTP Error 503")
+        job.wait_until_said("cannot ask gcp for notices: HTTPError: HTTP Error 503")
         job.wait_until_held(0, 1)
         wait_until(lambda: "200" in "".join(metadata.answered), "an answer")
         metadata.deadline = time.time() + 600

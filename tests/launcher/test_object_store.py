@@ -74,7 +74,7 @@ def test_a_second_launcher_here_is_refused_before_it_starts_anything(
 def test_what_cannot_be_done_with_a_url_is_said(stage: Stage, bucket: Bucket) -> None:
     job = run(stage, "--fresh", "--checkpoint-dir", bucket.url)
     assert job.process.returncode == 2
-    assert f"--fresh would move {bucket.url} aside, but an object store" in job.events
+    assert f"--fresh would move {bucket.url} aside, but in an object" in job.events
     job = run(stage, "--checkpoint-dir", "nosuch://bucket/job", name="unknown")
     assert job.process.returncode == 2
     assert "nosuch://bucket/job cannot be opened: Protocol not known" in job.events
@@ -89,7 +89,7 @@ def test_a_job_that_cannot_reach_its_store_is_not_started(
     bucket.door.shut()
     job = run(stage, "--replicas", 1, "--checkpoint-dir", bucket.url)
     assert job.process.returncode == 2
-    assert f"what is in {bucket.url} cannot be told" in job.events
+    assert f"cannot find out what is in {bucket.url}" in job.events
     assert not list(stage.root.glob("digits-launcher-*"))
 
 

@@ -91,8 +91,8 @@ def test_without_an_endpoint_they_meet_where_checkpoints_are() -> None:
     [
         ("0", "host:1", None, "--nodes 0"),
         ("3:2", "host:1", None, "--nodes 3:2"),
-        (None, "host:1", None, "add that"),
-        (None, None, "host", "add that"),
+        (None, "host:1", None, "Add --nodes MIN:MAX"),
+        (None, None, "host", "Add --nodes MIN:MAX"),
         ("2", "host:port", None, "give HOST:PORT"),
         ("2", "host:65536", None, "ports go from 1 to 65535"),
         ("2", ":29400", None, "give HOST:PORT"),
@@ -179,8 +179,8 @@ def test_the_command_line_wins_over_torchruns_variables(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("option", "why"),
     [
-        ("--fresh", "would move aside what another has begun"),
-        ("--spares", "which other machines may change"),
+        ("--fresh", "would move aside what another has just begun"),
+        ("--spares", "other machines may change both"),
     ],
 )
 def test_what_many_machines_cannot_have_is_refused(

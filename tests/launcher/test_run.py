@@ -245,7 +245,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(stage: Stage) -> None:
         ([], "following arguments are required: SCRIPT\n"),
         (["--replicas", "4:2", __file__], "MIN <= MAX"),
         (["--grace", "soon", __file__], "--grace is 'soon'; give the seconds above 0."),
-        (["--rdzv-endpoint", "host", __file__], "how many take part; add that"),
+        (["--rdzv-endpoint", "host", __file__], "Add --nodes MIN:MAX"),
     ):
         refused = elasticrun(stage, "run", *options)
         assert refused.returncode == 2

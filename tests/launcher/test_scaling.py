@@ -85,7 +85,7 @@ def test_a_command_decides_how_many_replicas_there_are(stage: Stage) -> None:
         assert job.ask("stop").returncode == 0
     assert [row["replicas"] for row in json.loads(seen.read_text())["train"]]
     assert job.events.count("from now on") == 1
-    assert "rescaling from 2 to 1 replicas" in job.events
+    assert "rescaling from 2 to 1 replica" in job.events
 
 
 @pytest.mark.slow

@@ -125,7 +125,7 @@ def test_the_recipe_goes_on_whatever_ends_an_allocation(
 
 
 def test_the_time_limit_saves_without_a_warning(stage: Stage, slurm: Slurm) -> None:
-    """SIGTERM comes to all, and SIGKILL after KillWait; the same command goes on."""
+    """SIGTERM comes to all, and SIGKILL after KillWait; the same command resumes."""
     output = stage.root / "output"
     script = recipe(stage, is_warned=False)
     options = ["--parsable", "--job-name=test", f"--output={output}"]

@@ -94,7 +94,7 @@ def test_no_sync_is_there_at_world_size_1() -> None:
 def test_unknown_options_are_refused_at_every_world_size() -> None:
     with pytest.raises(TypeError, match="got 'find_unused', which is neither"):
         AdaptiveDataParallel(Net(), find_unused=True)
-    with pytest.raises(ValueError, match="static_graph=True: DDP then takes"):
+    with pytest.raises(ValueError, match="static_graph=True: DDP then expects"):
         AdaptiveDataParallel(Net(), static_graph=True)
 
 
@@ -122,7 +122,7 @@ def test_optimizer_and_scheduler_that_are_swapped_are_refused() -> None:
     optimizer = torch.optim.SGD(net.parameters())
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     for swapped in [(scheduler, optimizer), (scheduler,), (None, optimizer)]:
-        with pytest.raises(TypeError, match="stands where the other is to be"):
+        with pytest.raises(TypeError, match="is in the place of the other one"):
             AdaptiveDataParallel(net, *swapped)
     AdaptiveDataParallel(net, optimizer, scheduler)
 

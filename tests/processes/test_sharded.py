@@ -241,7 +241,7 @@ def test_a_damaged_shard_is_named_and_fallen_back_from(stage: Stage) -> None:
     results = run_on(stage, 2, script)
     assert_alike(results[0], uninterrupted(), ROUNDING)
     assert f"{newer.name} is skipped: {newer}/optimizer.rank-2 has" in stage.log(0)
-    assert f"goes on from {older.name}" in stage.log(0)
+    assert f"resumes from {older.name}" in stage.log(0)
 
 
 # Meshes

@@ -114,7 +114,7 @@ class Histories(RuleBasedStateMachine):
         good = [number for number in self.kept if number not in self.damaged]
         skipped = {n for n in self.kept if not good or n > max(good)}
         if self.kept and not good:
-            with pytest.raises(CheckpointError, match="is whole"):
+            with pytest.raises(CheckpointError, match="is good"):
                 open_checkpoints(store, ALONE)
             for name in self.disk.checkpoints():
                 self.disk.remove(name)

@@ -51,7 +51,7 @@ def test_samples_are_counted_from_the_beginning_and_what_was_lost_is_known() -> 
 def test_a_killed_generation_has_ended_without_a_word() -> None:
     some = [event for event in events() if event["event"] in ("begin", "progress")]
     told = History(some).generations
-    assert [each.ending for each in told] == [*["it ended without a word"] * 3, ""]
+    assert [each.ending for each in told] == [*["it ended unexpectedly"] * 3, ""]
     # What the checkpoint had passed is not known: nothing counts as lost.
     assert [each.repeated for each in told] == [0, 0, 0, 0]
     assert History([]).describe()["done"] == 0

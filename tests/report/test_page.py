@@ -35,8 +35,12 @@ addEventListener("load", () => setTimeout(() => {
   });
   const loaded = performance.getEntriesByType("resource").map(each => each.name);
   const rows = [...document.querySelectorAll("tr")].map(row => row.innerText);
+  const keys = [...document.querySelectorAll(".heading i")].map(
+    dot => [dot.parentNode.innerText, getComputedStyle(dot).color]);
+  const lines = [...document.querySelectorAll(".keys i")].map(
+    line => getComputedStyle(line).color);
   const wide = document.documentElement.scrollWidth;
-  document.title = JSON.stringify({canvases, loaded, refused, rows, wide});
+  document.title = JSON.stringify({canvases, loaded, refused, rows, keys, lines, wide});
 }, 200));
 </script>"""
 
@@ -109,4 +113,12 @@ def test_a_browser_draws_it_and_loads_nothing(
     assert len(seen["canvases"]) == 5
     assert min(seen["canvases"]) > 5  # Lines, texts, and what is between them.
     assert seen["wide"] <= max(width, 500)  # As narrow as headless windows become.
+    dots = dict(seen["keys"])
+    assert [*dots] == [
+        "a checkpoint",
+        "time until it was written",
+        "of that, training waited",
+    ]
+    assert len({*dots.values()}) == len(dots)
+    assert dots["of that, training waited"] not in seen["lines"]  # Rescalings have one.
     assert any("</script><b>loss</b>" in row for row in seen["rows"])

@@ -86,8 +86,8 @@ def test_a_loader_is_not_made_in_a_loop(job: Job) -> None:
             LoopOrderError,
             match=r"a loader is being made inside the loop over `train` "
             r"\(test_errors\.py:\d+\)\. After a restart that loop continues in the "
-            r"middle, and loaders made before would be missing\. Make all loaders "
-            r"before the epoch loop\.",
+            r"middle, so a loader made earlier in it would be missing\. Make all "
+            r"loaders before the epoch loop\.",
         ):
             AdaptiveDataLoader(Numbers(10), name="valid")
 
@@ -124,7 +124,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "sampler": ({"sampler": [1, 2]}, "had 10 samples in the data set"),
     "two": (
         {"batch_size": 5, "seed": 3},
-        "had 2 as the batch size, but now 5; 0 as the seed, but now 3. Its batches",
+        "had 2 as the batch size, but now 5; 0 as the seed, but now 3. With other",
     ),
 }
 
@@ -143,7 +143,7 @@ def test_what_the_batches_depend_on_must_not_change(
     whole = f"the checkpoint's loader `train` {text}"
     with pytest.raises(CheckpointError, match=re.escape(whole)) as caught:
         run_once(lambda: script(**changes), tmp_path)
-    assert "Give the job what it had, or start anew with another" in str(caught.value)
+    assert "Give the loader what it had, or start anew with" in str(caught.value)
     # World size, workers and micro-batches may.
     run_once(
         lambda: script(num_workers=1, max_local_batch_size=1, seed_each="sample"),
@@ -158,8 +158,8 @@ def test_a_job_starts_once(
     init(tmp_path)
     with pytest.raises(
         ElasticRunError,
-        match=r"init\(\) came after the job had started, so its settings cannot take "
-        r"effect\. Call it first, before loaders, models and epoch loops are made\.",
+        match=r"init\(\) was called after the job had started, too late for its "
+        r"settings\. Call it first, before loaders, models and epoch loops\.",
     ):
         init(tmp_path)
     assert save_all_states() == tmp_path / "checkpoint-00000001"
@@ -174,7 +174,7 @@ def test_the_first_use_starts_the_job_from_the_environment(
     assert elasticrun.generation() == 0
     assert elasticrun.device().type in ("cpu", "cuda")
     assert save_all_states() == tmp_path / "checkpoint-00000001"
-    with pytest.raises(ElasticRunError, match="init\\(\\) came after the job"):
+    with pytest.raises(ElasticRunError, match="init\\(\\) was called after the job"):
         init()
 
 
@@ -182,9 +182,9 @@ def test_a_worker_has_no_job(job: Job) -> None:
     loader = AdaptiveDataLoader(AskingForTheJob(4), 2, num_workers=1)
     with pytest.raises(
         ElasticRunError,
-        match=r"(?s)this is a DataLoader worker, which has no job: its batches were "
-        r"asked for ahead of the loop\. Read the job in the main process, and keep "
-        r"elasticrun out of the data set and the collate function\.",
+        match=r"(?s)this is a DataLoader worker, which has no job, since it reads "
+        r"batches ahead of the loop\. Use elasticrun in the main process only, not in "
+        r"the data set or the collate function\.",
     ):
         list(loader)
 

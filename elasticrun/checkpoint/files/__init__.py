@@ -1,1 +1,1 @@
-"""Bytes on a disk, and in memory on their way there."""
+"""Files: written durably, checked, and captured in memory before."""

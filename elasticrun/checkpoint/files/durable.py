@@ -1,4 +1,4 @@
-"""Durable files: the one module of the package that writes any."""
+"""Durable files: the only module of the package that writes files."""
 
 from __future__ import annotations
 

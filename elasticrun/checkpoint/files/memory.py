@@ -1,7 +1,7 @@
-"""Host memory into which files are captured, reused from save to save.
+"""Memory of the host for captured files, reused from save to save.
 
-Touching memory for the first time costs ten times what copying into it does. So it is
-kept, and what is captured next goes where the last capture was.
+The first access to fresh memory takes ten times as long as copying into it. So the
+memory is kept, and the next save copies into it.
 """
 
 from __future__ import annotations

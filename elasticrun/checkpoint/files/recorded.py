@@ -1,4 +1,4 @@
-"""Files of a recorded size and checksum: opening, measuring and comparing them."""
+"""Files with a recorded size and checksum: opened, measured and compared."""
 
 from __future__ import annotations
 

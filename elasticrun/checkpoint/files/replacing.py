@@ -1,4 +1,4 @@
-"""Replacing a file that others may replace at the same time."""
+"""Replaces a file that other processes may replace at the same time."""
 
 from __future__ import annotations
 

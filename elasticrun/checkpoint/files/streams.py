@@ -1,4 +1,4 @@
-"""Write-only streams in front of files, which keep errors and compute checksums."""
+"""Write-only streams to files, which keep errors and compute checksums."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What checkpoints hold, for people: the command `elasticrun checkpoints`."""
+"""`elasticrun checkpoints`: shows what checkpoints hold."""

@@ -1,4 +1,4 @@
-"""Values as text for people: columns, sizes, times, positions."""
+"""Values as readable text: columns, sizes, times, positions."""
 
 from __future__ import annotations
 

@@ -23,10 +23,10 @@ from elasticrun.replicas.environment import variables
 FINE, FOUND, COULD_NOT = 0, 1, 2
 
 _DESCRIPTION = (
-    "Look into the checkpoints in DIR (default: ELASTICRUN_CHECKPOINT_DIR, or the one "
-    "directory here that holds some); also while the job runs, and without a GPU. "
-    "Without an action they are listed. Exit codes: 0 fine, 1 damage or differences "
-    "were found, 2 it could not be done."
+    "Show the checkpoints in DIR, also while the job runs, and without a GPU. Default "
+    "for DIR: ELASTICRUN_CHECKPOINT_DIR, or the only directory here with checkpoints; "
+    "default for ACTION: list. Exit codes: 0 fine, 1 damage or differences, 2 not "
+    "possible."
 )
 
 
@@ -123,8 +123,8 @@ def _add_diff(parser: argparse.ArgumentParser) -> None:
 def _add_scaling(parser: argparse.ArgumentParser) -> None:
     _add_plan(parser)
     parser.add_argument("--worth", type=float, metavar="X",
-        help="print only the most replicas of which each is worth X of one alone, for "
-        "example 0.7")  # fmt: skip
+        help="print only the largest number of replicas whose speedup is at least X "
+             "times their number, for example 0.7")  # fmt: skip
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
@@ -138,10 +138,11 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     add(
         "target",
         metavar="OUT",
-        help="a file: of safetensors if its name ends so, else of torch.save",
+        help="the file to write; safetensors if it ends in .safetensors, else by "
+        "torch.save",
     )
     add("--state", default="model", help="the state to write; default: model")
-    add("--force", action="store_true", help="replace a file that is there")
+    add("--force", action="store_true", help="replace an existing file")
 
 
 def _add_checkpoint(parser: argparse.ArgumentParser, name: str, symbol: str) -> None:
@@ -196,7 +197,7 @@ def _export(arguments: argparse.Namespace) -> Iterator[str]:
 
     target = local_path(arguments.target, what="export")
     if target.exists() and not arguments.force:
-        raise InspectionError(f"{target} is there already; --force replaces it")
+        raise InspectionError(f"{target} exists; --force replaces it")
     checkpoint = choose_checkpoint(_storage(arguments), arguments.which)
     text = export_state(checkpoint, target, state=arguments.state)
     yield json.dumps({"path": str(target)}) if arguments.json else text
@@ -216,8 +217,12 @@ _ACTIONS: dict[str, _Action] = {
         _add_diff,
         _diff,
     ),
-    "plan": ("print the batch sizes that the loaders have had", _add_plan, _plan),
-    "scaling": ("print what each number of replicas brings", _add_scaling, _scaling),
+    "plan": ("print the batch sizes of the loaders so far", _add_plan, _plan),
+    "scaling": (
+        "print how fast each number of replicas trains",
+        _add_scaling,
+        _scaling,
+    ),
     "export": ("write a state as a plain file", _add_export, _export),
 }
 

@@ -1,4 +1,4 @@
-"""What a state's file holds: its values by their paths, read without executing any."""
+"""Reads the values in a state's file by their paths, and executes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`elasticrun checkpoints diff`: which values of two differ, and by how much."""
+"""`elasticrun checkpoints diff`: which values differ, and by how much."""
 
 from __future__ import annotations
 

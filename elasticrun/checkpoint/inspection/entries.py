@@ -1,6 +1,6 @@
 """Lists the checkpoints in a directory with their conditions, and finds one.
 
-Only names, manifests and sizes are looked at, so that it is quick and needs no torch.
+It reads only names, manifests and sizes, so it is quick and needs no torch.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def choose_checkpoint(storage: Storage, word: str) -> Checkpoint:
         path = its_storage.locate(checkpoint_name(number))
     except ValueError as error:
         raise InspectionError(
-            f"{word!r} means no checkpoint; give its number, {NEWEST!r}, or the path "
-            f"of its directory. {_say_what_there_is(storage)}"
+            f"{word!r} is no checkpoint; give its number, {NEWEST!r}, or the path of "
+            f"its directory. {_say_what_there_is(storage)}"
         ) from error
     try:
         return read_checkpoint(its_storage, number)
@@ -199,8 +199,8 @@ def _refuse_checkpoint(storage: Storage) -> None:
     number = number_of(place.name)
     if number is not None and not _holds_checkpoints(storage):
         raise InspectionError(
-            f"{place} is one checkpoint, not a directory of them. Give that and the "
-            f"number, as in: elasticrun checkpoints {place.parent} verify {number}"
+            f"{place} is one checkpoint, not a directory of them. Give the directory "
+            f"and the number: elasticrun checkpoints {place.parent} verify {number}"
         )
 
 

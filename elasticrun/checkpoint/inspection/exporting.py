@@ -1,6 +1,6 @@
 """`elasticrun checkpoints export`: writes a state as a file of its own.
 
-The file is one of `torch.save`, or of safetensors by its ending.
+The file's ending decides the format: safetensors, or else that of `torch.save`.
 """
 
 from __future__ import annotations

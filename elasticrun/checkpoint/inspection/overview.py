@@ -1,4 +1,4 @@
-"""`elasticrun checkpoints list` and `verify`: which there are, and which are whole.
+"""`elasticrun checkpoints list` and `verify`: which exist, and which are intact.
 
 Needs no torch: manifests are JSON, and checksums are of bytes.
 """

@@ -77,8 +77,8 @@ def _table(values: dict[str, Any], noise: Noise) -> list[Scaling]:
 def _most_worth(tables: dict[str, list[Scaling]], worth: float) -> int:
     if len(tables) > 1:
         raise InspectionError(
-            f"{', '.join(tables)} were all trained with, and may have different "
-            "answers. Take the tables (--json), and decide."
+            f"{', '.join(tables)} all have tables, and the answers may differ. Decide "
+            "by the tables (--json)."
         )
     (table,) = tables.values()
     found = most_worth(table, worth)

@@ -1,1 +1,1 @@
-"""States of which each replica has a part."""
+"""States that are split over the replicas."""

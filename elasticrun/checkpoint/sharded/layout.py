@@ -1,4 +1,4 @@
-"""Which replica writes which chunk of sharded tensors, agreed on by all of them."""
+"""Which replica writes which chunk of a sharded tensor; all replicas agree on it."""
 
 from __future__ import annotations
 

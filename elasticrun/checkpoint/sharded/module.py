@@ -1,4 +1,4 @@
-"""States of which each replica has a part: saved by all, loaded at any world size."""
+"""Sharded modules: saved by all replicas, loaded at any world size."""
 
 from __future__ import annotations
 

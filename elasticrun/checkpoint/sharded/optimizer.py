@@ -1,4 +1,4 @@
-"""Optimizers of sharded parameters, saved by the names of these."""
+"""Optimizers of sharded parameters, saved by parameter names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads this replica's shards from chunks of a checkpoint with any other layout."""
+"""Loads this replica's shards from a checkpoint, however that was sharded."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How one state becomes bytes and comes back."""
+"""How a state is written to bytes and read back."""

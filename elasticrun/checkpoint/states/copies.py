@@ -1,7 +1,7 @@
-"""Copies of states with many small tensors, made while training waits.
+"""Copies states of many small tensors, so that training need not wait longer.
 
-Torch takes twenty times as long to write 10,000 small tensors as to copy them. So they
-are copied at the boundary, and written from there by another thread.
+To write 10,000 small tensors takes torch twenty times as long as to copy them. So they
+are copied at the boundary, and another thread writes the copies.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Small states that differ from rank to rank; rank 0 writes those of all ranks.
 
-With a file a rank, thousands of replicas would make thousands of files of some
-kilobytes in each checkpoint, and a manifest that names them all; with a single file,
-each rank would have to read what all have saved.
+One file for each rank would mean thousands of small files in the checkpoints of a large
+job. In one single file, each rank would have to read what all ranks have saved.
 """
 
 from __future__ import annotations

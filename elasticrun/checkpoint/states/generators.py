@@ -1,4 +1,4 @@
-"""The process's random generators as a state that each replica has of its own."""
+"""The random generators of a process, saved by each replica for itself."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Metrics in the manner of torchmetrics, whose states are merged over the replicas.
+"""Metrics such as torchmetrics', whose states are merged over the replicas.
 
-Each replica's metric has seen that replica's samples. Of each of its states a metric
-says how several become one (`dist_reduce_fx`), and whether its `state_dict` has it at
-all, which it has not by default. torchmetrics is not imported: its metrics are known by
-what they have.
+A replica's metric has seen only that replica's samples. Each state of a metric says how
+to merge it over replicas (`dist_reduce_fx`), and whether `state_dict` has it (by
+default not). torchmetrics is not imported: a metric is recognized by its attributes.
 """
 
 from __future__ import annotations
@@ -59,11 +58,11 @@ class MetricState(StatefulState):
             if num_replicas() > 1 and kind not in _MERGED and kind != "list":
                 raise CheckpointError(
                     f"the state {state!r} of the metric {name + '.' + key!r} "
-                    f"({type(metric).__name__}) cannot be merged over "
-                    f"{num_replicas()} replicas: its dist_reduce_fx is {kind}, not "
-                    "sum, mean, max, min or cat. All replicas would go on with rank "
-                    "0's after a restart. Compute it on samples that are gathered "
-                    "first, use one that can be merged, or do not register it."
+                    f"({type(metric).__name__}) cannot be merged over {num_replicas()} "
+                    f"replicas: its dist_reduce_fx is {kind}, not sum, mean, max, min "
+                    "or cat. After a restart all replicas would have rank 0's. Gather "
+                    "the samples before you compute it, use a metric that can be "
+                    "merged, or do not register it."
                 )
 
     def sync(self) -> None:

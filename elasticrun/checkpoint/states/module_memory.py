@@ -1,4 +1,4 @@
-"""Remembers a module at each boundary, at the cost of a look at its tensors."""
+"""Remembers a module at each boundary, without copying its parameters."""
 
 from __future__ import annotations
 

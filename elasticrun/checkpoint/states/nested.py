@@ -1,7 +1,7 @@
-"""Nested values: maps over their leaves, and what of them may not load safely.
+"""Nested values: mapped leaf by leaf, and checked for what cannot load safely.
 
-Most of what is saved besides tensors is numbers and text, perhaps a million of them,
-and training waits meanwhile: rows of those are told by their types, at the speed of C.
+A state may hold a million numbers and texts, and training waits while they are looked
+at. So lists of plain values are recognized by their types, in C.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""NumPy's scalars as bytes that keep their types, and back.
+"""NumPy scalars to bytes and back, with their types.
 
-An unpickler that executes nothing knows none of their types; and a sum in float32 that
-came back as a Python number would go on in float64.
+An unpickler that executes nothing does not know these types. And a float32 sum that
+came back as a Python number would continue in float64.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The state of an optimizer, saved by the names of its parameters.
 
-`Optimizer.state_dict` numbers parameters in the order in which the program gave them. A
-program that gives them in another order, as from a set, would load each one's state for
-another one, and torch would not notice.
+`Optimizer.state_dict` numbers parameters in the order in which they were given. If that
+order changes (parameters from a set, for example), each parameter would get the state
+of another one, and torch would not notice.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class OptimizerState(StatefulState):
         taken, self._taken_by_order = self._taken_by_order, None
         if taken is not None and set(taken) == set(names) and taken != names:
             raise CheckpointError(
-                f"{self.name!r} was loaded when its parameters had no names yet, and "
-                f"they are in another order than in the checkpoint: {taken[:5]} there, "
+                f"{self.name!r} was loaded before its parameters had names, and they "
+                f"are in another order than in the checkpoint: {taken[:5]} there, "
                 f"{names[:5]} here, so each has the state of another one. Register the "
                 f"module before, or together: register(model=net, {self.name}=...)."
             )
@@ -217,8 +217,9 @@ def check_entries(
     if misfits:
         raise CheckpointError(
             f"the saved state {name!r} does not fit the {type(optimizer).__name__} of "
-            f"this program: {'; '.join(misfits[:_MOST_SHOWN])}. Its parameters are "
-            f"others, or in another order, or it was changed. {BUILD_AS_SAVED}"
+            f"this program: {'; '.join(misfits[:_MOST_SHOWN])}. It has other "
+            "parameters, or in another order, or the state was changed. "
+            f"{BUILD_AS_SAVED}"
         )
 
 

@@ -17,9 +17,9 @@ BUILD_AS_SAVED = (
 )
 ADD_GROUPS_BEFORE = (
     "It is loaded when it is registered: a group that add_param_group() adds in a loop "
-    "or an epoch is not there yet. Give it all groups when it is made, and let those "
-    "that are to begin later wait with requires_grad_(False), as a parameter without "
-    "a gradient is left alone; or add what is missing before you register it."
+    "or an epoch is not there yet. Make the optimizer with all groups, and freeze "
+    "those that begin later with requires_grad_(False), since an optimizer skips "
+    "parameters without gradients; or add the group before you register the optimizer."
 )
 
 

@@ -1,7 +1,7 @@
-"""Tensors of which each replica wrote a part: where the parts are, and reading them.
+"""Finds and reads the chunks of a tensor that several replicas wrote.
 
-The file of such a state says what its tensors are and where each chunk lies; rank R's
-chunks are the raw bytes of the file `NAME.rank-R`.
+The state's file describes its tensors, and says where each chunk is. The file
+`NAME.rank-R` holds the chunks of rank R as raw bytes.
 """
 
 from __future__ import annotations

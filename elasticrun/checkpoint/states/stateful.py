@@ -99,9 +99,9 @@ class StatefulState(BaseState):
             raise CheckpointError(
                 f"{self.name!r} ({kind}) has another state on rank "
                 f"{', '.join(map(str, others))} than on rank 0. Only rank 0's would be "
-                "kept, and all replicas would go on with it after a restart. Add up "
-                "over replicas with an Accumulator or a metric of torchmetrics, reduce "
-                "it so that it is the same everywhere, or write a State with "
+                "saved, and all replicas would load it after a restart. Sum over "
+                "replicas with an Accumulator or a metric of torchmetrics, make it the "
+                "same everywhere by an all-reduce, or write a State with "
                 "is_per_replica = True."
             )
 
@@ -206,7 +206,7 @@ def _refuse_sharded(name: str, target: Any) -> None:
     if kinds:
         raise CheckpointError(
             f"{name!r} is sharded ({', '.join(sorted(kinds))}): each replica has a "
-            "part of it, but rank 0 would write for all, so the other parts would be "
+            "part of it, but only rank 0 would write, so the other parts would be "
             "lost. Shard it with torch.distributed.fsdp.fully_shard, or use "
             "AdaptiveDataParallel."
         )

@@ -1,4 +1,4 @@
-"""Nested values and tensors as bytes that execute nothing when they are loaded."""
+"""Nested values and tensors to bytes and back; loading executes nothing."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ def load_values_of(
         return load_values(fileobj, is_copied=is_copied)
     except UnsafeValuesError as error:
         raise CheckpointError(
-            f"the saved state {state.name!r} holds what only a full unpickler could "
-            f"rebuild: {error}\nThat executes whatever the file says. If you trust all "
-            "who can write to the checkpoint directory, name the state in "
+            f"the saved state {state.name!r} holds objects that only a full unpickler "
+            f"could load: {error}\nThat may execute any code in the file. If you trust "
+            "all who can write to the checkpoint directory, name the state in "
             f"init(trust_pickle=[{state.name!r}]); else start anew with another "
             "checkpoint directory."
         ) from error
@@ -102,9 +102,9 @@ def _unpickle(state: BaseState, fileobj: BinaryIO) -> Any:
     except _UNPICKLING_ERRORS as error:
         raise CheckpointError(
             f"the saved state {state.name!r} could not be unpickled: {text_of(error)}\n"
-            "What it holds is made by classes of this program, which must be where "
-            "they were when it was saved, and take what they gave then. Put them back "
-            "(an alias under the old name will do), or start anew with another "
+            "It holds objects of the program's own classes, which must be found where "
+            "they were when it was saved, and accept what they saved. Put the classes "
+            "back (an alias under the old name is enough), or start anew with another "
             "checkpoint directory."
         ) from error
 
@@ -255,9 +255,8 @@ def _refusing_cycles(name: str) -> Iterator[None]:
         yield
     except RecursionError as error:
         raise CheckpointError(
-            f"the state {name!r} holds something that holds itself, or that is nested "
-            "too deep to be saved. Let it name what it leads back to, by a key or a "
-            "number."
+            f"the state {name!r} holds an object that contains itself, or that is "
+            "nested too deep to be saved. Refer to such objects by a key or a number."
         ) from error
 
 

@@ -1,1 +1,1 @@
-"""Where checkpoints are kept, a directory or an object store, and who owns it."""
+"""Where checkpoints are kept, a directory or an object store; their locks."""

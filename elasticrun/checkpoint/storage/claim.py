@@ -1,9 +1,9 @@
 """The claim on an object store, which keeps a second live job out.
 
-A store has no locks. Each start puts a claim with the next number, and who has the
-highest owns the place; nobody ever writes over another's. The owner's thread puts its
-own again every few seconds, so that others see whether it lives; and before each commit
-the owner looks whether it still owns the place.
+An object store has no locks. Each start writes a claim with the next number, and never
+over another claim; the highest number owns the place. The owner's thread writes its
+claim again every few seconds, so that others see that it is alive. Before each commit
+the owner checks that it still owns the place.
 """
 
 from __future__ import annotations
@@ -153,9 +153,9 @@ class StoreClaim:
         if claim is not None and not claim.is_over:
             self.folder_of_lost_owner = claim.folder
             warn_at_program(
-                f"{self._objects.place} is taken over from {claim.owner}, of which "
-                "nothing was heard for a while. If that job still lives, it stops at "
-                "its next save.",
+                f"{self._objects.place} is taken over from {claim.owner}, which gave "
+                "no sign of life. If that job is still alive, it stops at its next "
+                "save.",
                 CheckpointWarning,
             )
 
@@ -174,11 +174,11 @@ class StoreClaim:
             _, newest = newest_claim(self._objects)
             by = f" ({newest.owner})" if newest is not None else ""
             raise CheckpointError(
-                f"another job has taken over {self._objects.place}{by}, because it "
-                "heard nothing of this one, which had it since "
-                f"{self._own.owner.since}. Two jobs would mix their checkpoints, so "
-                "this one stops without saving. Let one of them run; give the other a "
-                "checkpoint directory of its own (ELASTICRUN_CHECKPOINT_DIR)."
+                f"another job has taken over {self._objects.place}{by}, because this "
+                f"job, which had it since {self._own.owner.since}, gave no sign of "
+                "life. Two jobs would mix their checkpoints, so this one stops without "
+                "saving. Run only one of them, or give the other one its own "
+                "checkpoint directory (ELASTICRUN_CHECKPOINT_DIR)."
             )
 
     def begin(self, folder: str) -> None:
@@ -278,7 +278,8 @@ class _OwnerWatch:
         if self._is_quiet and not is_given_up:
             self._is_quiet = False
             logger.info(
-                "%s is claimed by %s; looking for up to %.0f s whether that lives",
+                "%s is claimed by %s; waiting up to %.0f s to see whether that job is "
+                "alive",
                 self._place,
                 claim.owner,
                 self._silence,

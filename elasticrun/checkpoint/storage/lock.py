@@ -116,10 +116,10 @@ class DirectoryLock:
         if found != identity_of(os.fstat(self._file.fileno())):
             how = "is gone" if found is None else "is another file now"
             raise CheckpointError(
-                f"{path}, which this job has locked, {how}: the directory was removed, "
-                "or put in another's place, while the job used it. Another job may use "
-                "it now, and two jobs would mix their checkpoints, so this one stops "
-                "without saving. Start it again with a directory of its own "
+                f"{path}, which this job has locked, {how}: the directory was removed "
+                "or replaced while the job used it. Another job may use it now, and "
+                "two jobs would mix their checkpoints, so this one stops without "
+                "saving. Start it again with a directory of its own "
                 "(ELASTICRUN_CHECKPOINT_DIR)."
             )
 
@@ -177,8 +177,8 @@ def _warn_of_others_who_can_write(directory: Path) -> None:
         return
     warn_at_program(
         f"{directory} can be written to by {who} (mode "
-        f"{stat.S_IMODE(status.st_mode):o}). Who can change a checkpoint decides what "
-        f"the job computes. Take that right away: chmod {right} {directory}",
+        f"{stat.S_IMODE(status.st_mode):o}). Whoever can change a checkpoint decides "
+        f"what the job computes. Remove that right: chmod {right} {directory}",
         CheckpointWarning,
     )
 

@@ -1,7 +1,7 @@
 """Objects below one URL, read and written whole through fsspec.
 
-Whatever goes wrong in the many libraries behind it becomes an OSError: a
-FileNotFoundError where an object is known to be absent, else a StoreUnreachableError.
+Every error of the libraries behind fsspec becomes an OSError: FileNotFoundError if the
+object does not exist, else StoreUnreachableError.
 """
 
 from __future__ import annotations
@@ -195,9 +195,9 @@ def open_objects(place: RemotePath) -> Objects:
         system, root = url_to_fs(place.url)
     except ImportError as error:
         raise CheckpointError(
-            f"{place} cannot be opened: {error}. fsspec reaches each kind of store "
-            f"through a package of its own, and that for {protocol}:// is not "
-            "installed. Install it (s3fs for s3://, gcsfs for gs://)."
+            f"{place} cannot be opened: {error}. fsspec needs a package for each kind "
+            f"of store, and the one for {protocol}:// is not installed. Install it "
+            "(s3fs for s3://, gcsfs for gs://)."
         ) from error
     except Exception as error:  # Whatever its library makes of the URL.
         raise CheckpointError(

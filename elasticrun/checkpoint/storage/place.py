@@ -88,8 +88,8 @@ def local_path(path: str | os.PathLike[str], *, what: str) -> Path:
     place = parse_place(path)
     if isinstance(place, RemotePath):
         raise ValueError(
-            f"{what} was given {str(path)!r}. It makes files durable and gives out "
-            "their paths, and an object store has neither. Give it the path of a "
+            f"{what} was given {str(path)!r}. It writes durable files and returns "
+            "their paths, which an object store does not have. Give it the path of a "
             "directory or file on this machine."
         )
     return place if "://" in os.fspath(path) else Path(path)

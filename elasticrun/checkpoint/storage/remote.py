@@ -1,4 +1,4 @@
-"""Checkpoints in an object store, where a checkpoint exists once its manifest does."""
+"""Checkpoints in an object store; one exists as soon as its manifest does."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class RemoteStorage(Storage):
             raise CheckpointError(
                 f"{self.place} cannot hold this job's checkpoints: {error}. Nothing "
                 "could be saved, so the job would lose its work when it is stopped. "
-                "See that the store can be reached and written to, or give the job "
-                "another place (ELASTICRUN_CHECKPOINT_DIR)."
+                "Make sure that the store can be reached and written to, or give the "
+                "job another place (ELASTICRUN_CHECKPOINT_DIR)."
             ) from error
 
     def release(self) -> None:

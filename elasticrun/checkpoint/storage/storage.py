@@ -1,9 +1,9 @@
-"""The interface of what keeps checkpoints: a directory, or an object store.
+"""The interface of a storage: a directory, or an object store.
 
-A storage has folders, one a checkpoint, with files in them; and a few files beside the
-folders. Names are plain: no slashes in them. A folder with a manifest is a checkpoint;
-one with `DRAFT_NAME` in its place is a draft, which is written or removed; what has
-neither is somebody else's, whatever its name.
+A storage has one folder of files for each checkpoint, and a few files beside the
+folders. Names have no slashes. A folder with a manifest is a checkpoint. One with a
+file `DRAFT_NAME` instead is a draft: being written, or being removed. A folder with
+neither belongs to somebody else, whatever its name.
 """
 
 from __future__ import annotations

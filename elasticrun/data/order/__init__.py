@@ -1,1 +1,1 @@
-"""Which sample comes when, and to whom: pure arithmetic."""
+"""Which sample comes when, and on which replica: arithmetic only."""

@@ -1,8 +1,8 @@
-"""Which part of an order each global batch is: three functions, whatever makes them.
+"""Where each global batch begins in an order, and its size: three functions.
 
-The *index* of a loop is what its position counts: samples, or batches where each has a
-list of its own. `start(k)` is the index at which batch k begins, `size(k)` the samples
-in it, and `number_at(index)` the batch that begins there.
+A position counts the *index* of a loop: samples, or batches if the user gives lists of
+samples. `start(k)` is the index at which batch k begins, `size(k)` the number of
+samples in it, and `number_at(index)` the batch that begins at an index.
 """
 
 from __future__ import annotations

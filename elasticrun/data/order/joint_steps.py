@@ -1,4 +1,4 @@
-"""How loaders that deliver in the same steps cut their batches: all alike."""
+"""Cuts the batches of loaders that deliver in the same steps, all alike."""
 
 from __future__ import annotations
 

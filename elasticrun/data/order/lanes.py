@@ -1,9 +1,9 @@
-"""Streams dealt to lanes: which sample of which stream has each position.
+"""Deals streams to lanes: which sample of which stream is at each position.
 
 A *lane* is a row of streams that are read one after another. A *round* takes one sample
-of each lane that has one left, in the lanes' order; an order of samples is its rounds
-in a row. So the lane of a position is arithmetic on the lanes' lengths, and nothing
-about streams has to be remembered to go on anywhere.
+of each lane that has one left, in the lanes' order; the samples' order is one round
+after another. So the lengths of the lanes alone say which lane a position is in, and a
+checkpoint holds nothing about streams.
 """
 
 from __future__ import annotations

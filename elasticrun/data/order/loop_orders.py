@@ -1,4 +1,4 @@
-"""The order of each loop over a loader, and its cut into global batches."""
+"""The order of each loop over a loader, cut into global batches."""
 
 from __future__ import annotations
 
@@ -88,18 +88,18 @@ class SampleOrder:
             if len(self.plan) > 1:
                 raise ValueError(
                     "batches() of a loader with drop_last=True and a plan of batch "
-                    "sizes: where each pass would end depends on all passes before "
-                    "it. Leave drop_last out; batches then lie across the ends of "
-                    "passes, and all are full."
+                    "sizes: the end of each pass would depend on all passes before it. "
+                    "Leave drop_last out: batches then cross the ends of passes, and "
+                    "all are full."
                 )
             [(_, size)] = self.plan
             length -= length % size
             if length == 0:
                 raise ValueError(
-                    f"batches() of a loader with drop_last=True, whose "
-                    f"{self.num_samples} samples do not make one batch of "
-                    f"{size}: no pass would deliver anything. Leave "
-                    "drop_last out, or take smaller batches."
+                    "batches() of a loader with drop_last=True, whose "
+                    f"{self.num_samples} samples are fewer than one batch of {size}, "
+                    "so no pass would deliver anything. Leave drop_last out, or take "
+                    "smaller batches."
                 )
 
         return self._passes(key, length)

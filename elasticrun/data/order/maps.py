@@ -1,4 +1,4 @@
-"""What is given as `sampler=` or `batch_sampler=`: a map, and how it is read."""
+"""Reads what a user gives as `sampler=` or `batch_sampler=`: a map."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ def _check_map(given: Any, name: str) -> None:
     kind = type(given).__name__
     if (line := _line_for(given)) is not None:
         raise TypeError(
-            f"{name}={kind} draws its order as it is iterated, so a loop could not "
-            "resume in its middle without drawing everything before it again, nor be "
-            f"shared out among replicas. Write instead: {line}"
+            f"{name}={kind} draws its order while it is iterated. So a loop could not "
+            "resume in the middle without drawing everything again, and replicas could "
+            f"not share it. Write instead: {line}"
         )
     is_map = any(hasattr(given, n) for n in ("keyed", "take", "__getitem__"))
     if not (hasattr(given, "__len__") and is_map):
         raise TypeError(
-            f"{name}={kind} has no length, or cannot be read at a position, so a loop "
-            "could not resume in its middle without drawing everything before it "
-            "again. Draw the order in advance and give it as a list or array: "
+            f"{name}={kind} has no length, or cannot be read at a position. So a loop "
+            "could not resume in the middle without drawing everything again. Draw the "
+            "order in advance and give it as a list or array: "
             f"{name}=list(your_sampler), made from a fixed seed."
         )
     if len(given) == 0:
@@ -116,10 +116,7 @@ def batch_at(batch_sampler: Any, number: int) -> NDArray[np.int64]:
         )
     what = f"batch {number} of batch_sampler={type(batch_sampler).__name__}"
     if len(batch) == 0:
-        raise ValueError(
-            f"{what} is empty, so there is nothing to step with. Leave empty batches "
-            "out."
-        )
+        raise ValueError(f"{what} is empty. Leave empty batches out.")
     return _array_of(batch, what)
 
 
@@ -204,7 +201,8 @@ class NoBatchSampler:
     def __iter__(self) -> NoReturn:
         raise TypeError(
             "something makes another loader from the batch sampler of an "
-            "AdaptiveDataLoader, as accelerator.prepare(loader) does. That would deal "
-            "each global batch out to the replicas once more, and forget its place. "
-            "Use the AdaptiveDataLoader itself: it delivers this replica's part."
+            "AdaptiveDataLoader, as accelerator.prepare(loader) does. That would split "
+            "each global batch among the replicas a second time, and lose the "
+            "position. Use the AdaptiveDataLoader itself: it delivers this replica's "
+            "part."
         )

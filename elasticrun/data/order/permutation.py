@@ -1,4 +1,4 @@
-"""A shuffled order of any length that is computed where it is needed, never stored."""
+"""A shuffled order of any length, computed on demand and never stored."""
 
 from __future__ import annotations
 

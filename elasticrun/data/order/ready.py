@@ -1,4 +1,4 @@
-"""Orders for `sampler=`, another in each loop, computed where they are needed."""
+"""Ready-made orders for `sampler=`, a new one in each loop, computed on demand."""
 
 from __future__ import annotations
 

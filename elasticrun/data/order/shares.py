@@ -1,4 +1,4 @@
-"""What a replica reads of each global batch of a loop, and in which micro-batches."""
+"""Which samples of each global batch a replica reads, in which micro-batches."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Data sets that are read in streams: files, shards, and what others iterate over."""
+"""Data sets of streams: files, shards, and iterable data sets."""

@@ -1,4 +1,4 @@
-"""`Endless`: streams whose lengths nobody knows, read in passes that never end."""
+"""`Endless`: streams of unknown length, read again and again without an end."""
 
 from __future__ import annotations
 

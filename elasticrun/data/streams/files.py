@@ -1,4 +1,4 @@
-"""Streams that are files: lines, tar shards, Parquet, tokens."""
+"""Streams in files: lines of text, tar shards, Parquet, tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long each stream is, and where to enter it: counted once, and kept in files."""
+"""How long each stream is, and where its samples begin: counted once, kept in files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data sets that others iterate over: torch's `IterableDataset`, Hugging Face's."""
+"""Iterable data sets: torch's `IterableDataset`, Hugging Face's."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ def streams_of(dataset: Any) -> Streams:
     """
     if getattr(dataset, "_distributed", None) is not None:
         raise TypeError(
-            "the data set was split by split_dataset_by_node, and the loader shares it "
-            "out, too: samples would be lost. Give the whole of it to every replica."
+            "the data set was split by split_dataset_by_node, and the loader would "
+            "split it again: samples would be lost. Give every replica the whole data "
+            "set."
         )
     is_of_hugging_face = hasattr(dataset, "num_shards") and hasattr(dataset, "shard")
     return Shards(dataset) if is_of_hugging_face else Iterated(dataset)
@@ -143,9 +144,9 @@ class Iterated(_Given):
         found = _SHARING_OUT.intersection(code.co_names if code else ())
         if found:
             raise TypeError(
-                f"{type(dataset).__name__} shares itself out ({min(found)} in its "
-                "__iter__), and the loader does so, too: samples would be lost. Let "
-                "__iter__ yield all samples, whoever reads."
+                f"{type(dataset).__name__} splits itself ({min(found)} in its "
+                "__iter__), and the loader would split it again: samples would be "
+                "lost. Let __iter__ yield all samples on every rank and worker."
             )
         length = None
         with contextlib.suppress(TypeError):  # Torch's ChainDataset has a len without.
@@ -201,10 +202,10 @@ class Iterated(_Given):
         for sample in samples:
             if _TURNS[id(self.dataset)] is not turn:
                 raise ElasticRunError(
-                    f"{self.names[0]} keeps its place in itself, and another loop "
-                    "began to iterate over it before this one had its samples, which "
-                    "would be lost. Give each loader a data set of its own, or let "
-                    "__iter__ return an iterator that keeps the place."
+                    f"{self.names[0]} keeps its position in itself, and another loop "
+                    "began to iterate over it before this one was done, whose samples "
+                    "would be lost. Give each loader its own data set, or let __iter__ "
+                    "return an iterator that keeps the position."
                 )
             yield sample
 

@@ -1,4 +1,4 @@
-"""How long streams are that nobody has counted, as it is learned at their ends."""
+"""Lengths of streams that were not counted, learned when a stream ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Mixed`: samples of several data sets, in exact shares."""
+"""`Mixed`: mixes several data sets in exact proportions."""
 
 from __future__ import annotations
 
@@ -306,8 +306,8 @@ def _checked_plan(keys: list[Any], weights: Any) -> dict[int, list[float]]:
     )
     if 0 not in plan:
         raise ValueError(
-            f"weights={weights!r}: a plan gives the weights from each number of "
-            "samples seen on, 0 among them."
+            f"weights={weights!r}: a plan maps numbers of samples seen, beginning with "
+            "0, to the weights from then on."
         )
     checked = {}
     for samples, own in plan.items():

@@ -1,4 +1,4 @@
-"""`Packed`: documents as sequences of a fixed number of tokens."""
+"""`Packed`: packs documents into sequences of a fixed number of tokens."""
 
 from __future__ import annotations
 

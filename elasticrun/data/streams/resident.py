@@ -1,4 +1,4 @@
-"""`ResidentShards`: data that fits into all replicas together, but not into one."""
+"""`ResidentShards`: data that fits into the memory of all replicas together."""
 
 from __future__ import annotations
 

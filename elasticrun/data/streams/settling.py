@@ -1,4 +1,4 @@
-"""Batches that are delivered once all replicas know how many samples they have."""
+"""Batches whose size the replicas must agree on before they are delivered."""
 
 from __future__ import annotations
 

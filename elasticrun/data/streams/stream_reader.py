@@ -128,8 +128,8 @@ class StreamReader:
         seconds = time.monotonic() - start
         if seconds > _SLOW_SECONDS:
             logger.warning(
-                "%s: entering it at sample %d took %.1f s, since what lies before is "
-                "read, too. Streams that can be entered by an offset (plain files with "
+                "%s: to begin at sample %d took %.1f s, since everything before it "
+                "must be read. Streams that can begin at an offset (plain files with "
                 "an index, Parquet, token files) need no such time.",
                 self._name,
                 number,
@@ -168,9 +168,8 @@ class StreamReader:
                 raise ElasticRunError(
                     f"{self._name} ends after {self._next} samples, but had "
                     f"{self._length} when they were counted. It has changed, or it "
-                    "depends on the rank or the worker that reads it, as a data set "
-                    "does that shares itself out. Give the whole of it to every "
-                    "replica, and start anew if the data has changed."
+                    "splits itself by rank or worker. Give every replica and worker "
+                    "all samples; if the data has changed, start anew."
                 )
 
     def _wait_after(self, error: OSError) -> None:

@@ -1,4 +1,4 @@
-"""`Streams`: a data set whose streams are read in sequence, from any sample on."""
+"""`Streams`: a data set read in sequence, which can begin at any sample."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from elasticrun.data.order.lanes import DealtLanes, Lanes
 from elasticrun.data.streams.index import STRIDE, Scan, scan_all
 from elasticrun.data.streams.stream_reader import StreamReader
 from elasticrun.data.workers.reading import program_generators_kept
-from elasticrun.errors import ElasticRunError
+from elasticrun.errors import ElasticRunError, counted
 from elasticrun.job.current import current_job
 
 logger = logging.getLogger(__name__)
@@ -157,7 +157,8 @@ class Streams(InLanes):
         if skip_broken and (lengths is not None or transform is None):
             raise ValueError(
                 "skip_broken=True leaves out samples for which transform (or parse) "
-                "raises, and counts the others: give one of these, and no lengths."
+                "raises, and counts the others. So give transform or parse, and no "
+                "lengths."
             )
         if isinstance(lengths, str):
             lengths = None
@@ -246,9 +247,9 @@ class Streams(InLanes):
             self._scans = self.scan_all()
         if self.num_broken and current_job().rank == 0:
             logger.warning(
-                "%s: %d samples are broken and left out, for which %s raises.",
+                "%s: %s left out, for which %s raises.",
                 type(self).__name__,
-                self.num_broken,
+                counted(self.num_broken, "broken sample"),
                 name_of(self.transform),
             )
 
@@ -432,9 +433,11 @@ def transform_error(
     name: str, transform: Any, error: Exception, *, was_tried: bool = False
 ) -> ElasticRunError:
     """Return what to raise where a transform raises for a sample."""
-    remedy = "Mend it, or have such samples left out by skip_broken=True."
+    remedy = "Repair it, or leave such samples out with skip_broken=True."
     if was_tried:
-        remedy = "It did not when samples were tried: start anew, with another index."
+        remedy = (
+            "It did not when the samples were counted: start anew, with another index."
+        )
     return ElasticRunError(f"{name}: {name_of(transform)} raised {error!r}. {remedy}")
 
 
@@ -506,9 +509,9 @@ def lanes_of(
         return None
     if sampler is not None or batch_sampler is not None:
         raise ValueError(
-            f"{type(dataset).__name__} is read in streams, whose order cannot be "
-            "given: a sampler's would open them anew for each sample. Use "
-            "shuffle=True; for shares of several data sets, Mixed."
+            f"{type(dataset).__name__} is read in streams, in their own order: a "
+            "sampler would make it open a stream for each sample. Use shuffle=True; to "
+            "mix several data sets, use Mixed."
         )
     lanes = dataset.lanes
     if rank == 0:
@@ -522,10 +525,10 @@ def _warn_of_uneven(dataset: InLanes, world_size: int) -> None:
     lanes = dataset.lanes
     if lanes.num_lanes < world_size:
         logger.warning(
-            "%s has %d lanes for %d replicas, so each of them reads every stream and "
-            "takes its part. Cut the data into more streams, or give more lanes.",
+            "%s has %s for %d replicas, so each replica reads all streams and keeps "
+            "its part. Split the data into more streams, or give more lanes.",
             type(dataset).__name__,
-            lanes.num_lanes,
+            counted(lanes.num_lanes, "lane"),
             world_size,
         )
     elif isinstance(lanes, Lanes):
@@ -533,9 +536,9 @@ def _warn_of_uneven(dataset: InLanes, world_size: int) -> None:
         own = np.bincount(owners, weights=lanes.totals)
         if own.max() > _UNEVEN * own.mean():
             logger.warning(
-                "%s: one of %d replicas reads %.1f times its share, since lanes are "
-                "few or streams differ in length. Cut the data into more streams of "
-                "like lengths.",
+                "%s: one of %d replicas reads %.1f times its share, because there are "
+                "few lanes, or streams of different length. Split the data into more "
+                "streams of similar length.",
                 type(dataset).__name__,
                 world_size,
                 own.max() / own.mean(),

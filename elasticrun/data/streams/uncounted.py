@@ -1,4 +1,4 @@
-"""`Uncounted`: one pass over streams whose lengths nobody knows."""
+"""`Uncounted`: one pass over streams of unknown length."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ class Uncounted(InLanes):
             )
         if given.skip_broken:
             raise TypeError(
-                "Uncounted takes no streams with skip_broken=True: which samples are "
-                "broken is found out by counting. Leave Uncounted out, or let "
-                "transform return something for such samples."
+                "Uncounted takes no streams with skip_broken=True: broken samples are "
+                "found while counting. Leave Uncounted out, or let transform return "
+                "something for such samples."
             )
         self.streams = given
         self._learned = LearnedLanes(given, name)

@@ -1,1 +1,1 @@
-"""Reading samples ahead, in other processes."""
+"""Reading samples ahead, in DataLoader workers."""

@@ -1,4 +1,4 @@
-"""Batches on a device, each copied while the program computes with the one before."""
+"""Copies each batch to a device while the program computes with the one before."""
 
 from __future__ import annotations
 

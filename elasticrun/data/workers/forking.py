@@ -1,11 +1,11 @@
-"""DataLoader workers by fork, and a fork again for each one that never begins.
+"""Forks DataLoader workers, and forks again a worker that never begins.
 
-A fork takes along whatever lock another thread holds just then, and no thread that
-could give it back. Until Python 3.12 (3.11.10, 3.10.15) one of the interpreter's own
-locks is among them: a thread of C++ that is about to call Python takes it without the
-GIL, and a child that was forked meanwhile waits for it before it runs its first line
-(https://github.com/python/cpython/issues/112275). Gloo's threads do that after each
-collective, so that about one worker in a thousand never began.
+A fork copies a lock that another thread holds at that moment, but not the thread that
+would release it. Before Python 3.12 (3.11.10, 3.10.15) this can be a lock of the
+interpreter: a C++ thread takes it, without the GIL, when it is about to call Python,
+and a child forked just then waits for it before its first line
+(https://github.com/python/cpython/issues/112275). Gloo's threads do so after each
+collective; about one worker in a thousand never began.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ class _Process(ForkProcess):
                     return child
                 _end(child)
             logger.warning(
-                "process %d of a data loader did not begin within %g s of its fork, "
-                "which may have caught a lock of another thread; it is forked again",
+                "process %d of a DataLoader did not begin within %g s of its fork, "
+                "perhaps because the fork copied a lock that another thread held; it "
+                "is forked again",
                 child.pid,
                 patience,
             )

@@ -1,7 +1,7 @@
-"""Data sets that hand out a batch by one indexing operation, with a tensor of indices.
+"""Data in memory: reads a whole batch by one indexing operation.
 
-Reading sample by sample, and putting the samples together again, takes fifty times as
-long as what the loop of a program with its data in memory does: `x[order[k : k + 32]]`.
+To read samples one by one and collate them takes fifty times as long as the indexing
+that a plain program would do: `x[order[k : k + 32]]`.
 """
 
 from __future__ import annotations

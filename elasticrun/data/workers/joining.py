@@ -1,4 +1,4 @@
-"""Putting a batch together that several workers have read and collated in pieces."""
+"""Joins a batch that several workers have read in pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the batches of a loop are read: in this process, or by a plain DataLoader."""
+"""Reads the batches of a loop, in this process or by a plain DataLoader."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Reading samples where they are wanted, with random generators seeded by position.
+"""Reads samples in a worker, with random generators seeded by the position.
 
-A `ReadRequest` is what the loader's batch sampler hands to a DataLoader worker, in
-place of a list of indices; a `Reader` is the data set that understands it.
+The loader's batch sampler sends a `ReadRequest` to a DataLoader worker, in place of a
+list of indices; there a `Reader`, in place of the data set, reads the samples.
 """
 
 from __future__ import annotations

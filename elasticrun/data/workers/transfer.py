@@ -1,7 +1,7 @@
-"""Small tensors on their way from a DataLoader worker: in its messages, by value.
+"""Sends small tensors from a DataLoader worker inside its messages, by value.
 
-Torch moves each tensor into shared memory of its own and sends a file descriptor. For
-a few kilobytes the system calls of that take several times as long as the bytes.
+Torch moves every tensor into shared memory and sends a file descriptor. For a few
+kilobytes, these system calls take several times as long as sending the bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lightning: a Trainer whose fit goes on where it was, at any number of devices."""
+"""Lightning: a Trainer whose fit resumes, at any number of devices."""
 
 from elasticrun.integrations.lightning.callback import Elastic, patch
 

@@ -1,4 +1,4 @@
-"""`Elastic`, the callback by which a Trainer's fit has a place in the job."""
+"""`Elastic`, the callback that makes a Trainer's fit resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Lightning iterates in place of a loader, and loaders of torch's made elastic."""
+"""What Lightning iterates over; makes torch's loaders elastic."""
 
 from __future__ import annotations
 

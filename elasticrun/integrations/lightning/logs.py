@@ -1,4 +1,4 @@
-"""Lightning's loggers through restarts: they go on where they were."""
+"""Makes Lightning's loggers continue after a restart."""
 
 from __future__ import annotations
 

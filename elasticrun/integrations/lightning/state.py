@@ -1,4 +1,4 @@
-"""What Lightning's own checkpoints have of a fit, and what they leave out."""
+"""Saves what Lightning's own checkpoints know of a fit, and what they leave out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of Lightning's on the micro-batches of a batch."""
+"""Runs Lightning's steps on the micro-batches of a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""transformers: a Trainer whose training goes on where it was, at any world size."""
+"""transformers: a Trainer that resumes, at any world size."""
 
 from elasticrun.integrations.transformers.trainer import ElasticMixin, ElasticTrainer
 

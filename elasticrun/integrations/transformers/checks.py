@@ -1,4 +1,4 @@
-"""Which versions and which arguments of a Trainer of transformers are refused."""
+"""Refuses versions and arguments of a transformers Trainer that cannot resume."""
 
 from __future__ import annotations
 

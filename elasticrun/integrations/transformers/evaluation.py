@@ -1,4 +1,4 @@
-"""Evaluations of a Trainer of transformers, in which each sample counts once."""
+"""Evaluates with a transformers Trainer so that each sample counts once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Trainer of transformers trains with: batches from where the job is."""
+"""The batches that a transformers Trainer gets, from the position on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Trainer of transformers knows of its training, in every checkpoint."""
+"""Saves what a transformers Trainer knows of its training."""
 
 from __future__ import annotations
 

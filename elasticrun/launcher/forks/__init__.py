@@ -1,1 +1,1 @@
-"""How a replica comes to be: forked from a process that has imported torch."""
+"""Forking replicas from a process that has imported torch."""

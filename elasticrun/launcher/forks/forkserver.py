@@ -1,10 +1,10 @@
 """The process that replicas are forked from: it has imported torch, and has one thread.
 
-It forks twice and lets the process between end, so that replicas become children of
-the launcher, which adopts orphans. The launcher can then wait for them, and they die
-with the launcher and not with the forkserver. If the launcher is killed, the
-forkserver kills what is left of the replicas' process groups. It starts with every stop
-signal held back, and lets only the replicas have them.
+It forks a process that forks the replica and ends. So the replica becomes a child of
+the launcher, which adopts orphans: the launcher can wait for it, and the replica dies
+with the launcher, not with the forkserver. If the launcher is killed, the forkserver
+kills what is left of the replicas' process groups. Stop signals are blocked in the
+forkserver, and unblocked in replicas.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which modules a program imports, so that the forkserver can do it once for all."""
+"""Finds which modules a program imports, so that the forkserver imports them once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports modules in the forkserver, as far as replicas can safely be forked after."""
+"""Imports modules in the forkserver, except those that make forks unsafe."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any
 
+from elasticrun.errors import counted
 from elasticrun.launcher import environment, processes
 from elasticrun.replicas.environment import torchrun_variables
 from elasticrun.replicas.gpus import held_gpu_files
@@ -83,7 +84,8 @@ def _import(name: str) -> str:
 
 def _find_problem() -> str:
     if processes.num_threads() > 1:
-        return f"importing them started {processes.num_threads() - 1} threads"
+        started = counted(processes.num_threads() - 1, "thread")
+        return f"importing them started {started}"
     torch: Any = sys.modules["torch"]
     if torch.cuda.is_initialized():
         return "importing them used CUDA"
@@ -110,7 +112,7 @@ def _find_broken_forks() -> str:
             os._exit(is_broken)
     _, status = os.waitpid(child, 0)
     if status:
-        return "importing them asked for GPUs, which no fork can use after that"
+        return "importing them asked for GPUs, and after that no fork can use any"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""The launcher's side of the forkserver: it asks for replicas, which then wait."""
+"""The launcher's side of the forkserver: asks it to fork replicas, which then wait."""
 
 from __future__ import annotations
 
@@ -160,8 +160,8 @@ class Starter:
             self._imports = self._imports[:num_sound]
         else:
             self._say(
-                f"torch was imported for forking, but {problem}; each replica starts "
-                "an interpreter of its own instead (--start exec)"
+                f"replicas cannot be forked, since {problem}; each starts its own "
+                "interpreter instead (--start exec)"
             )
             self.is_exec = True
         self._num_attempts = 0  # It has not failed.

@@ -1,4 +1,4 @@
-"""One attempt to run a generation, as one of the nodes of a round sees it."""
+"""One generation in a round of nodes, as one node sees it."""
 
 from __future__ import annotations
 
@@ -188,4 +188,4 @@ class Attempt:
 
     def describe_silent(self) -> str:
         labels = ", ".join(self.label(node) for node in sorted(self.silent))
-        return f"{labels}: nothing was heard from there for some seconds"
+        return f"{labels}: no sign of life for some seconds"

@@ -1,4 +1,4 @@
-"""Where the nodes of a job meet, and the address at which each reaches the others."""
+"""Where nodes meet, and the address at which each node reaches the others."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def address_here(given: str) -> OwnAddress:
         if not _is_loopback(address) and (interface := _interface_of(address)):
             return OwnAddress(address, address, interface)
     raise OSError(
-        f"nobody knows how other machines reach this one: its name, "
-        f"{socket.gethostname()}, stands for no address of its own, and it has no "
+        "no address was found at which other machines reach this one: its name, "
+        f"{socket.gethostname()}, leads to none of its addresses, and it has no "
         "default route. Give --address HOST"
     )
 

@@ -1,9 +1,9 @@
 """The nodes of a job on many machines, by torch's rendezvous and the store of a round.
 
-A node is a member from a round of the rendezvous to the next. As long as the members
-stay the same, one generation follows another in the same round, as attempts in its
-store: each node notes its offer, later perhaps a request, and at last how its replicas
-ended. What all have noted is the same for all, so all come to the same verdict.
+The members of a round of the rendezvous stay the same. While they do, its generations
+follow one another as attempts in the round's store. In each attempt a node notes its
+offer, later perhaps a request, and at last how its replicas ended. All nodes read the
+same notes, so all come to the same verdict.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from elasticrun.errors import counted
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.nodes.attempt import Attempt
 from elasticrun.launcher.nodes.nodes import (
@@ -251,8 +252,9 @@ class ManyNodes:
         self._request = ""
         self._send({"type": "join"})
         text = (
-            f"waiting at {self._settings.endpoint} for {self._settings.least} nodes or "
-            "more, which come together when all have ended the generation before"
+            f"waiting at {self._settings.endpoint} for at least "
+            f"{counted(self._settings.least, 'node')}; a new generation begins when "
+            "all nodes have ended the one before"
         )
         self._say_if_long(lambda: text)
 
@@ -284,7 +286,9 @@ class ManyNodes:
         """Prepare to join: those who run wait for that."""
         if self._phase is _NodePhase.JOINING:
             self._request = request
-            self._subscriber.on_preparation_requested("those that train make room")
+            self._subscriber.on_preparation_requested(
+                "the running replicas make room for this node"
+            )
 
     def _on_joined(self, message: Message) -> None:
         self._request = ""
@@ -313,7 +317,7 @@ class ManyNodes:
             self._subscriber.on_no_nodes(_explain(message, self._settings))
             return
         if phase is not _NodePhase.OPENING:
-            self._say(f"{self._settings.endpoint} is lost ({why}); looking for it")
+            self._say(f"{self._settings.endpoint} is lost ({why}); connecting again")
         else:
             self._on_failing(why, is_usual=False)
         self._loop.call_later(_RETRY_SECONDS, self.open)
@@ -324,7 +328,8 @@ class ManyNodes:
 
     @property
     def _loss(self) -> str:
-        return f"this node lost {self._settings.endpoint}, and with it the other nodes"
+        endpoint = self._settings.endpoint
+        return f"this node lost the connection to {endpoint}, and so to the other nodes"
 
     # What all note in the store of the round.
 
@@ -454,8 +459,8 @@ def _explain(message: Message, settings: NodeSettings) -> str:
     if message["type"] == "skewed":
         return (
             f"the clock of this machine differs by {message['seconds']:.0f} s from "
-            f"that of {settings.endpoint}, so that each would take the other for dead. "
-            "Set both by the same time server"
+            f"that of {settings.endpoint}, so each would believe the other dead. "
+            "Synchronize both clocks (NTP)"
         )
     if message["type"] == "no_address":
         return str(message["text"])

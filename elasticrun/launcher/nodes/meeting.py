@@ -1,8 +1,8 @@
-"""How nodes find who serves their rendezvous: through the checkpoint directory.
+"""How nodes find each other through the checkpoint directory.
 
-Who has the lock of the folder `rendezvous` in it (in an object store, the claim) serves
-the rendezvous, and writes there where. The lock ends with its process, and another node
-takes it.
+The directory has a folder `rendezvous`. The node that holds its lock (in an object
+store, its claim) serves the rendezvous, and writes the address there. When its process
+ends, so does the lock, and another node takes it.
 """
 
 from __future__ import annotations
@@ -84,9 +84,11 @@ class MeetingPlace:
         try:
             found = Endpoint(**json.loads(self._storage.read(_FILE)))
         except FileNotFoundError as error:
-            raise OSError("the node that serves it has not written where") from error
+            raise OSError(
+                "the node that serves it has not written its address yet"
+            ) from error
         except (ValueError, TypeError, CheckpointError) as error:
-            raise OSError(f"what stands in {_FILE} is not known: {error}") from error
+            raise OSError(f"{_FILE} cannot be read: {error}") from error
         if found.name != self._name:
             raise OSError(
                 f"another job, {found.name}, meets there; this one needs a "

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from elasticrun.errors import counted
 from elasticrun.launcher.verdict import Verdict
 
 LOOPBACK = "127.0.0.1"
@@ -88,7 +89,7 @@ class Round:
 
     def describe(self) -> str:
         """Return what is started, for people."""
-        text = f"{self.share} replica{'s' * (self.share > 1)} started"
+        text = f"{counted(self.share, 'replica')} started"
         if self.num_nodes > 1:
             text += f" as {self.label}, {self.size} on {self.num_nodes} nodes"
         return f"generation {self.number}: {text}"

@@ -1,7 +1,7 @@
 """A process beside the launcher that meets the other nodes by torch's rendezvous.
 
-The launcher itself need not import torch, is never held up by a network that does not
-answer, and can end this process when that hangs. They talk by messages.
+So the launcher need not import torch, never waits for the network, and can end this
+process when it hangs. The two exchange messages.
 """
 
 from __future__ import annotations
@@ -180,9 +180,7 @@ class Rendezvous:
             self._probing.start()
         self._probing.join(_PROBE_SECONDS)
         if self._probing.is_alive():
-            raise OSError(
-                "something listens there that does not answer as torch's store does"
-            )
+            raise OSError("another program listens there, not torch's store")
         self._probing = None
         if self._probe_error:
             raise OSError(self._probe_error)
@@ -192,7 +190,9 @@ class Rendezvous:
         try:
             client = self._new_client()
             if self._served and not _holds(client, _SERVED, self._served):
-                raise OSError("who answers there is not who has written its address")
+                raise OSError(
+                    "another process answers there than the one that wrote the address"
+                )
         except (RuntimeError, OSError) as error:
             self._probe_error = _first_line(error)
 
@@ -388,9 +388,9 @@ class Rendezvous:
             return
         except AttributeError as error:
             sys.stderr.write(
-                f"elasticrun: torch {torch.__version__} lets no node leave at once "
+                f"elasticrun: with torch {torch.__version__} no node can leave at once "
                 f"({error}), so the others wait up to {SILENT_SECONDS:g} s for this "
-                "one; another version of torch may do\n"
+                "one; another version of torch may help\n"
             )
 
     def _tell(self, kind: str, **values: object) -> None:

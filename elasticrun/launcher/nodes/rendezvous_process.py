@@ -117,7 +117,7 @@ class RendezvousProcess:
         if not self._is_open:
             return
         if time.monotonic() - self._heard_at > _SILENCE_SECONDS:
-            self._lose(f"nothing came from there for {_SILENCE_SECONDS:g} s")
+            self._lose(f"no message from it for {_SILENCE_SECONDS:g} s")
         else:
             self._loop.call_later(_TICK, self._tick)
 

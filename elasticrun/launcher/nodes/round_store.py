@@ -1,4 +1,4 @@
-"""Keys in the rendezvous's store, by which nodes exchange notes."""
+"""How nodes exchange notes: under keys in the rendezvous's store."""
 
 from __future__ import annotations
 

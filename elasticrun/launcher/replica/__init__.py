@@ -1,1 +1,1 @@
-"""What runs in a replica before, beside and after the program."""
+"""What runs in a replica's process around the user's program."""

@@ -1,4 +1,4 @@
-"""Functions and their results as files, in a folder that only their user can read."""
+"""Functions and their results in files that only their user can read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pauses a rehearsed program where it first needs the job."""
+"""Pauses a replica that rehearses, at the line that needs the job."""
 
 from __future__ import annotations
 

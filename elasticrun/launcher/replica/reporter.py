@@ -1,4 +1,4 @@
-"""A replica's thread that reports to the launcher, and takes its stop requests."""
+"""A replica's thread that tells the launcher where the job is, and takes stops."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ class Reporter:
         if not self._has_failed:
             self._has_failed = True
             logger.warning(
-                "the launcher is not told where this replica is, so that `elasticrun "
-                "status` may show what was before; training goes on",
+                "this replica cannot report its position, so `elasticrun status` may "
+                "show an old one; training goes on",
                 exc_info=True,
             )
 

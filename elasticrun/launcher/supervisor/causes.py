@@ -1,4 +1,4 @@
-"""Why a generation ended: the first cause, not what followed from it."""
+"""Why a generation ended: finds the first failure, which caused the others."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _OTHERS_FAULT = re.compile(
 )
 
 _ABORT_HINT = (
-    ": a check in C++ failed, or a collective timed out, for which NCCL's watchdog "
-    "ends a process; its log says which"
+    ": a check in C++ failed, or a collective timed out and NCCL's watchdog ended the "
+    "process; its log says which"
 )
 
 
@@ -133,8 +133,8 @@ def explain_kill(kills_before: int | None, kills_now: int | None) -> str:
     if kills_before is None or kills_now is None or kills_now <= kills_before:
         return ""
     return (
-        "meanwhile the kernel killed a process because memory was full, so likely the "
-        "out-of-memory killer; use smaller batches or fewer replicas"
+        "probably by the out-of-memory killer, since the kernel killed a process at "
+        "that time because memory was full; use smaller batches or fewer replicas"
     )
 
 

@@ -1,9 +1,10 @@
-"""What crashes a job has had, and whether it may go on after the next one."""
+"""Counts a job's crashes, and decides whether it restarts after the next one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from elasticrun.errors import counted
 from elasticrun.launcher.nodes.nodes import Round
 from elasticrun.launcher.verdict import Verdict
 
@@ -20,6 +21,7 @@ class CrashBook:
         num_restarts: Restarts after crashes so far.
         causes: What they were, the last ones.
         has_trained: Whether a batch was trained on this node.
+        newest_at_start: As the argument.
     """
 
     def __init__(self, max_restarts: int, *, newest_at_start: int) -> None:
@@ -27,7 +29,7 @@ class CrashBook:
         self.causes: list[str] = []
         self.has_trained = False
         self.budget = Budget(max_restarts)
-        self._newest_at_start = newest_at_start
+        self.newest_at_start = newest_at_start
         self._has_job_trained = False
 
     def adopt(self, round_: Round) -> None:
@@ -56,7 +58,7 @@ class CrashBook:
         newest = verdict.newest
         has_trained = self.has_trained if verdict.is_here else self._has_job_trained
         is_bug = not (has_trained or verdict.is_from_outside)
-        if is_bug and newest <= self._newest_at_start:
+        if is_bug and newest <= self.newest_at_start:
             return None, "this was before the first batch, so it is not tried again"
         delay = self.budget.on_crash(newest)
         most = self.budget.max_restarts
@@ -78,9 +80,10 @@ def start_from(newest: int) -> str:
 def _describe_spent(most: int) -> str:
     if most == 0:
         return "no restarts are allowed (--max-restarts 0)"
-    if most == 1:
-        return "1 restart without a newer checkpoint is used up (--max-restarts)"
-    return f"{most} restarts without a newer checkpoint are used up (--max-restarts)"
+    return (
+        "no restarts are left (--max-restarts): the last new checkpoint is "
+        f"{counted(most, 'restart')} ago"
+    )
 
 
 _LONGEST_DELAY = 60.0

@@ -24,6 +24,7 @@ from elasticrun.launcher.supervisor.causes import (
     describe,
     explain_kill,
 )
+from elasticrun.launcher.supervisor.stacks import Stack, describe_places
 from elasticrun.launcher.terminal.log_files import Log, log_path
 from elasticrun.launcher.terminal.output import LineReader
 from elasticrun.replicas.wire import Message, WireError
@@ -62,6 +63,7 @@ class Member:
         report: Where it was last; empty until its program has made a job.
         moved_at: When its position changed last.
         failure: The exception that it raised, if it did.
+        stack: Where its main thread was when it last printed stacks.
         has_failed_save: Whether it ended after a last save that came to nothing.
         rescued: What it has saved alone after another one's death, if it has.
     """
@@ -78,6 +80,7 @@ class Member:
     failure: Failure | None = None
     failed_at: float = 0.0
     has_dumped: bool = False
+    stack: Stack = field(default_factory=Stack)
     has_failed_save: bool = False
     rescued: str = ""
     ending: Ending | None = None
@@ -207,6 +210,11 @@ class Generation:
                 os.kill(member.pid, DUMP_SIGNAL)
 
     @property
+    def places(self) -> str:
+        """Where the replicas were when they printed their stacks, as far as known."""
+        return describe_places({each.rank: each.stack for each in self.members})
+
+    @property
     def has_dumped(self) -> bool:
         """Whether all running replicas have begun to print their stacks."""
         return all(member.has_dumped for member in self.running)
@@ -242,6 +250,7 @@ class Generation:
     def _on_line(self, member: Member, line: bytes, *, is_error: bool) -> None:
         member.log.write(line, is_error=is_error)
         member.has_dumped = member.has_dumped or _STACKS in line
+        member.stack.take(line)
         self._audience.on_output(member.rank, line, is_error=is_error)
 
     def _on_log_failure(self, rank: int, error: OSError) -> None:

@@ -1,4 +1,4 @@
-"""What follows from how a generation ended: another one, or the job's exit code."""
+"""Decides after a generation: start another one, or end with an exit code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 from elasticrun.checkpoint.storage.place import Place
-from elasticrun.errors import BY_SIGNAL, FAILED, STOP_CODES, STOPPED
+from elasticrun.errors import BY_SIGNAL, FAILED, STOP_CODES, STOPPED, counted
 from elasticrun.launcher import directory
 from elasticrun.launcher.options import Options
 from elasticrun.launcher.supervisor.causes import first_cause
@@ -182,13 +182,13 @@ class Judge:
         if is_first and not lost:
             directory.note_finished(self._options.checkpoint_dir, self._options.program)
         number = self._crashes.num_restarts
-        restarts = f" and {number} restart{'s' * (number > 1)}" if number else ""
+        restarts = f" and {counted(number, 'restart')}" if number else ""
         seconds = time.time() - self.started_at
         self._console.event(f"finished after {seconds:.0f} s{restarts}{lost}")
         if self.is_plain:
             self._console.event(
-                "warning: the program did not use elasticrun: each replica ran all of "
-                "it by itself, and nothing was saved"
+                "warning: the program did not use elasticrun: every replica trained by "
+                "itself on all data, and nothing was saved"
             )
         return NextAction(0)
 
@@ -212,8 +212,7 @@ class Judge:
         self._console.event(
             f"generation {number} has lost a node: {verdict.text}; "
             + (f"{verdict.rescued}; " if verdict.rescued else "")
-            + "going on "
-            f"{start_from(verdict.newest)}",
+            + f"restarting {start_from(verdict.newest)}",
             "restart",
             cause="a node is gone",
         )
@@ -265,6 +264,6 @@ def _rescued(verdict: Verdict) -> str:
 def _saved(verdict: Verdict) -> str:
     newest = verdict.newest
     if verdict.is_unsaved:
-        lost = f"what came after checkpoint {newest}" if newest else "everything"
-        return f"the last save failed, as rank 0 says in its log: {lost} is lost"
+        lost = f"training after checkpoint {newest}" if newest else "everything"
+        return f"the last save failed (rank 0's log says why): {lost} is lost"
     return f"checkpoint {newest} is saved" if newest else "nothing was saved"

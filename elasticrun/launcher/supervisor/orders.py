@@ -1,4 +1,4 @@
-"""The order that a replica gets: what to run, and with which variables."""
+"""The order to a replica: what to run, with which environment variables."""
 
 from __future__ import annotations
 

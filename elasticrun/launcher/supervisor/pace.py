@@ -1,4 +1,4 @@
-"""How fast a generation trains, and when the job is done, by its rank 0's reports."""
+"""Speed and remaining time of a job, from the reports of its rank 0."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Pace:
     def _note_rate(self, passed: int, when: float) -> None:
         if passed == 0 and self.rate is None:  # The first batch may take long.
             self._looked_at, self._passed_then = when, passed
-        elif when - self._looked_at >= _SHORTEST_LOOK:
+        elif passed > self._passed_then and when - self._looked_at >= _SHORTEST_LOOK:
             rate = (passed - self._passed_then) / (when - self._looked_at)
             self.rate = rate if self.rate is None else (2 * self.rate + rate) / 3
             self._looked_at, self._passed_then = when, passed
@@ -67,25 +67,29 @@ class Pace:
 
 
 def place_of(report: Message) -> str | None:
-    """Return where rank 0 is as people count, from 1: "epoch 3 of 20, batch 7 of 90".
+    """Return where rank 0 is: "epoch 2 (2 of 20 done), 6 of 90 batches of `train`".
 
-    None before its program has made the job.
+    The epoch has the number that the loop's variable has; everything else counts what
+    is done, which cannot be taken for a number from 1. None before the program has made
+    the job.
     """
     if "batch" not in report:
         position: str | None = report.get("position")
         return position
     parts = []
     epoch, num_epochs = report["epoch"], report["num_epochs"]
-    of_all = f" of {num_epochs}" if num_epochs else ""
     if report["in_epoch"]:
-        parts.append(f"epoch {epoch + 1}{of_all}")
+        done = f" ({epoch} of {num_epochs} done)" if num_epochs else ""
+        parts.append(f"epoch {epoch}{done}")
     elif epoch:
-        parts.append(f"after epoch {epoch}{of_all}")
+        of_all = f" of {num_epochs}" if num_epochs else ""
+        parts.append(f"after {epoch}{of_all} epochs")
     if report["batch"] is not None:
         loader = report["loader"].removeprefix(STEPS_OF)
-        number = f"{unit_of(report, 'batch')} {report['batch'] + 1}"
-        number += f" of {report['num_batches']}" if report["num_batches"] else ""
-        parts.append(number + (f" in `{loader}`" if loader not in ("", STEPS) else ""))
+        total = report["num_batches"]
+        text = f"{report['batch']} of {total}" if total else str(report["batch"])
+        text += " steps" if unit_of(report, "") else " batches"
+        parts.append(text + (f" of `{loader}`" if loader not in ("", STEPS) else ""))
     return ", ".join(parts) or str(report["position"])
 
 

@@ -1,4 +1,4 @@
-"""Passes on what replicas report, to the user and to the rest of the launcher."""
+"""Passes the replicas' reports on, to the user and to the rest of the launcher."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ class ReplicaReports:
 
     def on_log_failure(self, rank: int, error: OSError) -> None:
         self._console.event(
-            f"what rank {rank} prints is not kept, and perhaps that of others: "
-            f"{error}; going on without"
+            f"the log of rank {rank} cannot be written, and perhaps no other: {error}; "
+            "training goes on without"
         )
 
     def on_report(self, member: Member) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from elasticrun.errors import STOPPED
+from elasticrun.errors import STOPPED, counted
 from elasticrun.launcher.options import OptionError
 from elasticrun.launcher.stop_signals import StopSignals
 from elasticrun.launcher.supervisor.generation import Generation
@@ -87,7 +87,9 @@ class Server:
             return self._leave(channel)
         if kind == "scale":
             return self._scale(request.get("replicas"), channel)
-        return {"error": f"{kind!r} is no request: status, scale, stop or leave is"}
+        return {
+            "error": f"{kind!r} is no request; known are status, scale, stop and leave"
+        }
 
     def _stop(self, channel: Channel, *, is_now: bool) -> Message:
         self._stopping.append(channel)
@@ -99,9 +101,10 @@ class Server:
     def _leave(self, channel: Channel) -> Message:
         if self._supervisor.nodes.is_needed and self._supervisor.options.nodes:
             return {
-                "error": "this node serves the endpoint, so the others cannot go on "
-                "without it. `elasticrun stop` ends the job on all nodes; one that is "
-                "started without --rdzv-endpoint goes on without any of them"
+                "error": "all nodes meet at this one (--rdzv-endpoint), so the others "
+                "cannot go on without it. `elasticrun stop` ends the job on "
+                "all nodes. A job that is started without --rdzv-endpoint can "
+                "go on without any of its nodes"
             }
         now = time.monotonic()
         # Whoever calls it may signal after that, which hurries nobody.
@@ -129,8 +132,10 @@ class Server:
         size = self._supervisor.takeover.size
         for channel, asked in self._waiting:
             if asked != size:
-                problem = f"the job goes on with {size} replicas, not {asked}: somebody"
-                error = f"{problem} has rescaled it again"
+                error = (
+                    f"the job goes on with {counted(size, 'replica')}, not {asked}: "
+                    "somebody has rescaled it again"
+                )
                 channel.send({"error": error, "is_done": True})
         self._waiting = [each for each in self._waiting if each[1] == size]
 
@@ -143,8 +148,8 @@ class Server:
     def _answer_waiting(self, generation: Generation) -> None:
         if not self._supervisor.is_settled:
             return  # They wait for the one after it.
-        text = f"generation {generation.number} trains with {generation.size}"
-        text += f" replica{'s' * (generation.size > 1)}"
+        size = counted(generation.size, "replica")
+        text = f"generation {generation.number} trains with {size}"
         if self._supervisor.problem:
             text += f"; before, {self._supervisor.problem}"
         for channel, _ in self._waiting:

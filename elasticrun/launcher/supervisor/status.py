@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from elasticrun.errors import counted
 from elasticrun.launcher import processes
 from elasticrun.launcher.supervisor.generation import Member
 from elasticrun.launcher.supervisor.pace import Pace, place_of, unit_of
@@ -27,6 +28,9 @@ class StatusBook:
         self._usage: dict[int, tuple[float, float]] = {}
         self._look: dict[int, tuple[float, int]] = {}
         self._looked_at = 0.0
+        # The newest checkpoint's number, and when it was saved if that is known.
+        newest = supervisor.crashes.newest_at_start or None
+        self._saved: tuple[int | None, float | None] = newest, None
         supervisor.reports.on_reported.append(self._note)
         self._look_at_state()
 
@@ -45,6 +49,8 @@ class StatusBook:
         generation = self._supervisor.generation
         if generation is not None and member is generation.members[0]:
             self._pace.note(member.report)
+            if member.report["checkpoint"] is not None:
+                self._saved = member.report["checkpoint"], member.report["saved_at"]
 
     def status(self) -> Message:
         """Return everything, as plain values."""
@@ -53,7 +59,7 @@ class StatusBook:
         members, report = self._running, self._first_report
         spares = supervisor.successors.spares
         usage = self._usage_of([*(member.pid for member in members), *spares])
-        saved_at = report.get("saved_at")
+        checkpoint, saved_at = self._saved
         return {
             "job": options.name,
             "pid": os.getpid(),
@@ -77,7 +83,7 @@ class StatusBook:
             "unit": unit_of(report, "sample"),
             "last_output": supervisor.reports.last_output,
             "seconds_since_output": time.time() - supervisor.reports.last_output_at,
-            "checkpoint": report.get("checkpoint"),
+            "checkpoint": checkpoint,
             "failed_saves": report.get("failed_saves", 0),
             "seconds_since_checkpoint": (
                 None if saved_at is None else max(0.0, time.time() - saved_at)
@@ -144,7 +150,7 @@ class StatusBook:
         if generation is not None:
             number = len(generation.running)
             parts.append(
-                f"generation {generation.number}, {number} replica{'s' * (number != 1)}"
+                f"generation {generation.number}, {counted(number, 'replica')}"
             )
         if place := place_of(report):
             left = self._pace.seconds_left

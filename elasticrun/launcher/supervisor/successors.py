@@ -1,4 +1,4 @@
-"""The replicas that wait for the next generation."""
+"""Replicas that are started ahead, and wait for the next generation."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from elasticrun.errors import counted
 from elasticrun.launcher import processes
 from elasticrun.launcher.event_loop import EventLoop, Timer
 from elasticrun.launcher.forks.starter import Starter
@@ -184,8 +185,8 @@ class Successors:
         if size * most <= processes.available_memory():
             return True
         self._say(
-            f"{size} more replicas of {most >> 20} MiB may not fit into memory beside "
-            f"those that run, so {otherwise}"
+            f"{counted(size, 'more replica')} of {most >> 20} MiB may not fit into "
+            f"memory beside the running ones, so {otherwise}"
         )
         return False
 
@@ -210,7 +211,10 @@ class Successors:
     def _begin_rehearsal(self) -> None:
         limit = max(_LEAST_LIMIT, _STARTS_IN_LIMIT * self._longest_start)
         limit = min(limit, self._most_patience)
-        why = f"not all new replicas have needed the job within {limit:.0f} s"
+        why = (
+            "not all new replicas came to the line that needs the job within "
+            f"{limit:.0f} s"
+        )
         self._timer = self._loop.call_later(limit, lambda: self._on_too_slow(why))
         self._begun_at = time.monotonic()
         self.is_rehearsing = True

@@ -1,4 +1,4 @@
-"""The launcher's core: generations begin and end until the job does.
+"""The launcher's core: starts one generation after another until the job ends.
 
 A generation ends and the next one begins in these steps. All of them run in the
 launcher's one thread, called back by its loop; in brackets, who works meanwhile.
@@ -28,7 +28,7 @@ import enum
 from dataclasses import replace
 from pathlib import Path
 
-from elasticrun.errors import BY_SIGNAL, STOPPED
+from elasticrun.errors import BY_SIGNAL, STOPPED, counted
 from elasticrun.launcher import directory, processes
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks.imports import imports_of
@@ -377,7 +377,7 @@ class Supervisor:
     def on_preparation_requested(self, cause: str) -> None:
         """Prepare successors for a generation with other nodes."""
         if self._phase is Phase.GATHERING:
-            self._console.event(f"{cause}: new replicas prepare here, too")
+            self._console.event(f"{cause}: new replicas prepare here as well")
             self.successors.rehearse()
         else:
             self.takeover.on_preparation_requested(cause)
@@ -392,7 +392,7 @@ class Supervisor:
             if self.options.nodes is not None:
                 self._say_all_save(cause)
             if self.takeover.is_rescaling:
-                cause = f"a rescaling to {self.takeover.size} replicas"
+                cause = f"a rescaling to {counted(self.takeover.size, 'replica')}"
             self._ask_to_stop(Stop.SCALE, cause)
 
     def _say_all_save(self, cause: str) -> None:
@@ -460,7 +460,7 @@ class Supervisor:
             self._go_on(self.judge.fail(why))
             return
         self.takeover.give_up()
-        why += f" The job goes on with {last.share} replica{'s' * (last.share > 1)}"
+        why += f" The job goes on with {counted(last.share, 'replica')}"
         if is_rescaling and self._stop is not Stop.END:
             self.takeover.size = last.share
             self.reports.tell(why, is_over=True)

@@ -1,4 +1,4 @@
-"""Decides when the running generation stops for its successors."""
+"""Decides when the running generation stops, so that its successors take over."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
+from elasticrun.errors import counted
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks.starter import Starter
 from elasticrun.launcher.nodes.many_nodes import Nodes
@@ -99,7 +100,7 @@ class Takeover:
             return
         self.is_preparing = True
         if self.is_rescaling:
-            text = f"rescaling from {generation.size} to {self.size} replicas"
+            text = _describe(generation.size, self.size)
             self._nodes.request_preparation(SCALE, text)
         self._nodes.note_prepared(False)
         self.successors.prepare(self.size, beside=generation)
@@ -118,7 +119,7 @@ class Takeover:
                 started.
         """
         if size == self.size:
-            return f"the job has {size} replicas already"
+            return f"the job has {counted(size, 'replica')} already"
         num_running = generation.size if generation is not None else 0
         if self.is_preparing and size == num_running:
             return self._stay()
@@ -126,12 +127,14 @@ class Takeover:
         if generation is not None and generation.uses_gpus:
             check_gpus(size)
         before, self.size = self.size, size
-        text = f"rescaling from {before} to {size} replicas"
+        text = _describe(before, size)
         self._console.event(text)
         if not self.successors.offered:  # Else it is done once these have begun.
             self.prepare()
             if self.size != size:
-                raise OptionError("no replica can be started; the launcher says why")
+                raise OptionError(
+                    "no replica can be started; the launcher's output says why"
+                )
         return text
 
     def _stay(self) -> str:
@@ -143,7 +146,7 @@ class Takeover:
             self.prepare()
         else:
             self._call_off()
-        text = f"staying at {self.size} replica{'s' * (self.size > 1)}, not {before}"
+        text = f"staying at {counted(self.size, 'replica')}, not {before}"
         self._console.event(text)
         return text
 
@@ -157,13 +160,17 @@ class Takeover:
     def on_preparation_requested(self, cause: str) -> None:
         """Prepare for a generation with other nodes."""
         if self._generation is not None and not self.is_preparing:
-            self._console.event(f"{cause}: new replicas prepare beside those that run")
+            self._console.event(
+                f"{cause}: new replicas prepare beside the running ones"
+            )
             self.prepare()
 
     def on_preparation_withdrawn(self) -> None:
         """Let the running generation go on: no node needs another one any more."""
         if self.is_preparing:
-            self._console.event("nothing is to change any more; those that run go on")
+            self._console.event(
+                "the change is no longer wanted; the running replicas go on"
+            )
             self._call_off()
 
     def _call_off(self) -> None:
@@ -211,7 +218,7 @@ class Takeover:
     def _on_too_slow(self, why: str) -> None:
         """Stop the running generation: they may never be ready beside it."""
         if self.is_preparing:
-            self._reports.tell(f"{why}; those that run give way to them now")
+            self._reports.tell(f"{why}; the running replicas stop for them now")
             self._nodes.skip_preparation()
 
     def _on_failed(self, why: str) -> None:
@@ -221,19 +228,27 @@ class Takeover:
         """
         may_rehearse = self.successors.may_rehearse
         if self.is_preparing and self._options.nodes is not None:
-            why = f"a new replica failed, so those that run stop first. It was {why}"
+            why = f"a new replica failed, so the running ones stop first. It was {why}"
             self._reports.tell(why)
             self.successors.prepare(self.size)
         elif self.is_preparing:
             self._call_off()
             first = "" if may_rehearse else "; the next rescaling stops them first"
-            why = f"a new replica failed, so those that run go on{first}. It was {why}"
+            why = (
+                f"a new replica failed, so the running ones go on{first}. It was {why}"
+            )
             self._reports.tell(why, is_over=True)
         elif self.successors.is_requested:
-            self._console.event(f"a new replica failed, so others start. It was {why}")
+            self._console.event(
+                f"a new replica failed, so others are started. It was {why}"
+            )
             self.successors.prepare(self.size)
         else:
             more = "others take their place" if may_rehearse else "there are no more"
             self._console.event(f"a spare failed; {more}. It was {why}")
             self._discard_successors()
             self._keep_spares()
+
+
+def _describe(before: int, size: int) -> str:
+    return f"rescaling from {before} to {counted(size, 'replica')}"

@@ -1,4 +1,4 @@
-"""Ends a generation that has failed, that hangs, or that does not stop in time."""
+"""Kills a generation that has failed, that hangs, or that does not stop in time."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ class Watchdog:
         on_hang: Called when a replica hangs, before it is ended.
 
     Attributes:
-        reason: Why it let the running generation print its stacks and killed it; empty
-            if it did not.
+        reason: Why it let the running generation print its stacks and killed it, and in
+            the end what those show; empty if it did not.
     """
 
     def __init__(
@@ -117,8 +117,10 @@ class Watchdog:
         self._loop.call_later(_TICK, lambda: self._tick(generation))
 
     def end(self) -> None:
-        """Watch it no more: it has ended."""
-        self._generation = None
+        """Watch it no more: it has ended, and its stacks have been read."""
+        generation, self._generation = self._generation, None
+        if self.reason and generation is not None and generation.places:
+            self.reason += f" ({generation.places})"
         self._set_timer(None)
 
     def on_trouble(self) -> None:

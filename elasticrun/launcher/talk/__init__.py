@@ -1,1 +1,1 @@
-"""How the commands and a running job talk."""
+"""How commands talk to a running job."""

@@ -1,4 +1,4 @@
-"""A running job, from another process of the same user."""
+"""The commands' side: a connection to a running job of the same user."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def find_job(name: str | None) -> JobConnection:
     listed = [f"{job.status['job']} ({job.pid})" for job in found]
     listed += [f"one that does not answer ({error.pid})" for error in silent]
     raise JobError(
-        f"more than one {what} is running: {', '.join(listed)}. Name one by its "
-        "number.",
+        f"more than one {what} is running: {', '.join(listed)}. Give one of these "
+        "process numbers.",
         exit_code=NO_JOB,
     )

@@ -1,4 +1,4 @@
-"""Where launchers listen: sockets in a directory that only their user can enter."""
+"""The sockets of launchers, in a directory that only their user can enter."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a person sees of a job."""
+"""What the launcher shows on a terminal, and keeps in log files."""

@@ -1,7 +1,8 @@
-"""What the user sees: a line an event, the replicas' lines, and a status line.
+"""What `elasticrun run` shows: events, the replicas' lines, and a status line.
 
-A terminal that is stopped, or a pipe that nobody reads, must not stop the launcher: a
-thread writes. What it cannot write in time is left out, and said to be; logs have it.
+A thread writes, so that a stopped terminal (Ctrl-S) or a pipe that nobody reads does
+not stop the launcher. Lines that it cannot write in time are left out, and counted in a
+note; the logs have them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from elasticrun.errors import counted
 from elasticrun.launcher import environment
 from elasticrun.launcher.terminal.screen import Screen, StatusLineScreen
 
@@ -128,7 +130,7 @@ class Console:
     def _add(self, size: int, call: Callable[[Screen], None]) -> None:
         if self._num_left_out:
             number, self._num_left_out = self._num_left_out, 0
-            text = f"{number} line{'s' * (number > 1)} left out, see the logs"
+            text = f"{counted(number, 'line')} left out, see the logs"
             self._waiting.append((0, lambda screen: screen.event(text)))
         self._num_bytes += size
         self._waiting.append((size, call))

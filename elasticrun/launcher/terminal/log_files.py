@@ -1,8 +1,8 @@
-"""The files that keep what replicas print: written, bounded, found and read again.
+"""Log files of what replicas print: written, kept small, and read again.
 
-Beside each `rank-1.log` stands `rank-1.marks`, which says of its bytes when they were
-printed, and whether to stderr. A file that has grown large gets the name
-`rank-1.old.log`, in the place of the one before.
+Beside `rank-1.log`, the file `rank-1.marks` says when each part of it was printed, and
+whether to stderr. A large log is renamed to `rank-1.old.log`, and replaces the one
+before.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Showing logs: a generation's once, or as they grow."""
+"""`elasticrun logs`: shows the logs of a generation, once or as they grow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The terminal, or the files in its place, that the launcher writes to."""
+"""The terminal, or the file in its place, to which the launcher writes."""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from elasticrun.errors import counted
+
 Status = dict[str, Any]
 
 _WIDEST = 100
@@ -24,13 +26,13 @@ def _render_job(job: Status) -> str:
     if job["no_boundary"] is not None:
         lines.append(f"               {job['no_boundary']};")
         lines.append(
-            "               before the next boundary it neither saves nor stops"
+            "               until the next boundary it can neither save nor stop"
         )
     if job["samples_per_second"] is not None:
         speed = speed_text(job["samples_per_second"], job["unit"])
         lines.append(f"  speed        {speed}")
     lines.append(f"  checkpoint   {_saved_text(job)}, in {job['checkpoint_dir']}")
-    lines.append(f"  restarts     {job['restarts']} after crashes")
+    lines.append(f"  crashes      {job['restarts']} since this start")
     lines += [f"               {cause}" for cause in job["causes"]]
     if memory := job["spare_memory"]:
         number = f"{job['spares']} ready, {memory / 2**20:.0f} MiB"
@@ -44,13 +46,13 @@ def _render_job(job: Status) -> str:
 
 def _render_state(job: Status) -> str:
     state = f"{job['state']} for {duration(job['seconds_in_state'])}"
-    size = f"{job['replicas']} replica{'s' * (job['replicas'] != 1)}"
+    size = counted(job["replicas"], "replica")
     if job["target"] != job["replicas"]:
         size += f" (going to {job['target']})"
     if "nodes" in job:
         size += (
-            f" on node {job['node']}, {job['world_size']} on {job['nodes']} "
-            f"node{'s' * (job['nodes'] != 1)}"
+            f" on node {job['node']}, {job['world_size']} on "
+            f"{counted(job['nodes'], 'node')}"
         )
     line = f"{job['job']} ({job['pid']}): {state}, {size}"
     generation = job["generation"]
@@ -60,10 +62,11 @@ def _render_state(job: Status) -> str:
 def _saved_text(job: Status) -> str:
     saved = "none yet"
     if job["checkpoint"] is not None:
-        ago = duration(job["seconds_since_checkpoint"])
-        saved = f"{job['checkpoint']}, {ago} ago"
+        saved = str(job["checkpoint"])
+        if job["seconds_since_checkpoint"] is not None:
+            saved += f", {duration(job['seconds_since_checkpoint'])} ago"
     if number := job["failed_saves"]:
-        saved += f" ({number} save{'s' * (number != 1)} failed)"
+        saved += f" ({counted(number, 'save')} failed)"
     return saved
 
 

@@ -77,5 +77,5 @@ def test_without_memory_training_waits_and_the_checkpoint_is_written(
     monkeypatch.setattr("mmap.mmap", refuse)
     run_once(script, tmp_path)
     assert committed(tmp_path) == [1, 2, 3]
-    assert caplog.text.count("there is no memory for a copy of what is saved") == 1
+    assert caplog.text.count("too little memory for a copy of all states") == 1
     assert "Cannot allocate memory" in caplog.text

@@ -149,7 +149,7 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     assert said.code == 2
     assert f"there is no checkpoint {tmp_path}/checkpoint-00000007. " in said.errors
     assert said.errors.endswith(f"{tmp_path} has 1, 2.\n")
-    assert "'best' means no checkpoint" in run(tmp_path, "show", "best").errors
+    assert "'best' is no checkpoint" in run(tmp_path, "show", "best").errors
     said = run(tmp_path, "show", 1, "ema")
     assert "there is no state 'ema' in " in said.errors
     assert said.errors.endswith("only: model, random, variables\n")

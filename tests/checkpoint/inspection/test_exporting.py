@@ -42,7 +42,7 @@ def test_a_file_that_is_there_is_replaced_only_by_force(tmp_path: Path) -> None:
     (tmp_path / "out.pt").write_bytes(b"precious")
     said = run(tmp_path / "job", "export", 1, tmp_path / "out.pt")
     assert said.code == 2
-    assert "out.pt is there already; --force replaces it" in said.errors
+    assert "out.pt exists; --force replaces it" in said.errors
     assert (tmp_path / "out.pt").read_bytes() == b"precious"
 
 

@@ -270,7 +270,7 @@ def test_one_checkpoint_is_no_directory_of_them(tmp_path: Path) -> None:
     for words in ((), ("verify",), ("show", 1)):
         said = run(tmp_path / "checkpoint-00000001", *words)
         assert said.code == 2
-        assert "is one checkpoint, not a directory of them. Give that" in said.errors
+        assert "is one checkpoint, not a directory of them. Give the" in said.errors
         assert f"elasticrun checkpoints {tmp_path} verify 1\n" in said.errors
     save_some(tmp_path / "checkpoint-00000007", 1.0)  # Only called like one.
     assert run(tmp_path / "checkpoint-00000007", "verify").lines == ["1  good"]

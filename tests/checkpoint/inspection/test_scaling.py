@@ -89,7 +89,7 @@ def test_several_loaders_have_no_one_number(tmp_path: Path) -> None:
     assert set(run(tmp_path, "scaling", "--json").values) == {"train", "other"}
     said = run(tmp_path, "scaling", "--worth", "0.5")
     assert said.code == 2
-    assert "train, other were all trained with" in said.errors
+    assert "train, other all have tables" in said.errors
 
 
 def test_without_times_there_is_no_table(tmp_path: Path) -> None:

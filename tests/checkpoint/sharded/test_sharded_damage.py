@@ -54,7 +54,7 @@ def test_damage_is_named_and_fallen_back_from(
     damage(tmp_path / "checkpoint-00000002" / name, how)
     with pytest.warns(
         CheckpointWarning,
-        match=rf"00000002 is skipped: .*checkpoint-00000002/{name} .*goes on from "
+        match=rf"00000002 is skipped: .*checkpoint-00000002/{name} .*resumes from "
         "checkpoint-00000001",
     ):
         steps = run_once(lambda: (script(0), Variables(steps=0).steps)[1], tmp_path)

@@ -253,7 +253,7 @@ def test_a_group_that_was_added_in_the_loop_is_told_how_to_be_resumed(
     with pytest.raises(
         CheckpointError,
         match=r"parameters are others \(only saved: \['model.c'\], only here: \[\]\)\. "
-        r"It is loaded when .*requires_grad_\(False\).*before you register it",
+        r"It is loaded when .*requires_grad_\(False\).*before you register the",
     ):
         run_once(lambda: adding(adds=False), tmp_path)
     assert run_once(lambda: adding(adds=False, comes_before=True), tmp_path) == saved

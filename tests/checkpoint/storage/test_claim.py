@@ -163,8 +163,8 @@ def test_a_silent_job_elsewhere_is_taken_over_with_a_warning(
         claim.acquire(timeout=0)
     assert str(caught[0].message) == (
         f"{objects.place} is taken over from process 12 on far, since 2026-01-01 "
-        "00:00:00 UTC, of which nothing was heard for a while. If that job still "
-        "lives, it stops at its next save."
+        "00:00:00 UTC, which gave no sign of life. If that job is still alive, it "
+        "stops at its next save."
     )
     assert claim.folder_of_lost_owner == "checkpoint-00000007"
     claim.check()

@@ -96,7 +96,9 @@ def test_a_store_whose_package_is_missing_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(CheckpointError, match=r"that for gs:// is not installed\. I"):
+    with pytest.raises(
+        CheckpointError, match=r"the one for gs:// is not installed\. I"
+    ):
         storage_at("gs://bucket/job")
 
 
@@ -115,9 +117,9 @@ def test_to_name_a_store_asks_nothing_of_it() -> None:
 
 @pytest.mark.parametrize("given", ["s3://b/x", RemotePath("s3://b/x")])
 def test_what_gives_out_paths_refuses_urls(given: str | RemotePath) -> None:
-    with pytest.raises(ValueError, match=r"AtomicDirectory was given '.*x'\. It makes"):
+    with pytest.raises(ValueError, match=r"AtomicDirectory was given '.*x'\. It w"):
         AtomicDirectory(given)
-    with pytest.raises(ValueError, match=r"atomic_save was given '.*x'\. It makes"):
+    with pytest.raises(ValueError, match=r"atomic_save was given '.*x'\. It w"):
         atomic_save(1, given)
 
 

@@ -211,7 +211,7 @@ def test_two_loops_over_a_place_that_there_is_once_are_found_out(job: Any) -> No
     both = CombinedLoader(
         [AdaptiveDataLoader(dataset, 4), AdaptiveDataLoader(dataset, 4)]
     )
-    with pytest.raises(ElasticRunError, match="Resumable keeps its place in itself"):
+    with pytest.raises(ElasticRunError, match="Resumable keeps its position in itself"):
         list(both)
 
 
@@ -221,7 +221,7 @@ def test_what_was_split_by_node_is_refused() -> None:
 
 
 def test_what_shares_itself_out_is_refused() -> None:
-    with pytest.raises(TypeError, match="shares itself out .get_worker_info"):
+    with pytest.raises(TypeError, match="splits itself .get_worker_info"):
         AdaptiveDataLoader(SharesItselfOut(), 4)
 
 

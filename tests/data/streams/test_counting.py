@@ -148,7 +148,7 @@ def test_broken_samples_are_told(
 ) -> None:
     write_broken(tmp_path)
     len(TextLines(tmp_path / "a", parse=int, skip_broken=True))
-    assert "442 samples are broken and left out, for which int raises" in caplog.text
+    assert "442 broken samples left out, for which int raises" in caplog.text
 
 
 def test_a_loop_without_broken_samples_goes_on(tmp_path: Path) -> None:

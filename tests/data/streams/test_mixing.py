@@ -73,7 +73,7 @@ def test_a_loop_over_a_mix_has_the_samples_that_were_said(tmp_path: Path) -> Non
         ({"a": 1}, "give each of the sources"),
         ({"a": 1, "b": -1}, "from 0 up"),
         ({"a": 0, "b": 0}, "more than 0"),
-        ({5: {"a": 1, "b": 1}}, "0 among them"),
+        ({5: {"a": 1, "b": 1}}, "beginning with 0"),
         ({"a": 1000, "b": 0.1}, "has no sample in a block of 20"),
     ],
 )

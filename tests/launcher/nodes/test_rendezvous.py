@@ -43,6 +43,6 @@ def test_a_torch_that_lets_no_node_leave_is_told(
     rendezvous = Rendezvous.__new__(Rendezvous)  # Whose torch has none of the names.
     rendezvous._handler = object()
     rendezvous._leave_round()
-    assert "lets no node leave at once ('object' object has no attribute" in (
+    assert "no node can leave at once ('object' object has no attribute" in (
         capsys.readouterr().err
     )

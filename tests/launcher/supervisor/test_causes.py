@@ -86,5 +86,5 @@ def test_the_first_of_two_faults_is_named() -> None:
 def test_a_full_memory_is_a_hint() -> None:
     assert "out-of-memory" in explain_kill(3, 4)
     assert explain_kill(3, 3) == explain_kill(None, None) == ""
-    text = describe(ending(1, -9, 0.0), hint="likely the out-of-memory killer")
-    assert text.endswith("(SIGKILL): likely the out-of-memory killer")
+    text = describe(ending(1, -9, 0.0), hint="probably by the out-of-memory killer")
+    assert text.endswith("(SIGKILL): probably by the out-of-memory killer")

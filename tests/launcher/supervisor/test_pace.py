@@ -29,8 +29,17 @@ def test_a_first_batch_that_takes_long_is_no_speed_of_zero() -> None:
         assert pace.rate is None
     pace.note(report(60, 50))
     assert pace.rate == pytest.approx(50)
-    pace.note(report(61, 50))
-    assert 0 < pace.rate < 50
+
+
+def test_reports_between_two_batches_do_not_lower_the_speed() -> None:
+    pace = Pace()
+    pace.note(report(0, 50))  # The first batch was done before anybody looked.
+    for second in range(1, 5):
+        pace.note(report(second, 50))
+        assert pace.rate is None
+    for second in range(5, 60):  # A step takes 5 s; others report memory meanwhile.
+        pace.note(report(second, 50 * (second // 5 + 1)))
+        assert pace.rate == pytest.approx(10)
 
 
 def test_evaluation_loops_do_not_break_the_speed() -> None:
@@ -65,19 +74,21 @@ def test_a_generation_that_resumes_counts_what_was_done_before() -> None:
     assert pace.seconds_left == pytest.approx(10 - 8)
 
 
-def test_places_are_counted_from_1() -> None:
+def test_places_say_the_loops_epoch_and_count_what_is_done() -> None:
     inside = {"epoch": 2, "num_epochs": 20, "in_epoch": True, "position": "exactly"}
     loop = {"batch": 119, "num_batches": 900, "loader": "train"}
+    endless = {**loop, "num_batches": None}
     none = {"batch": None, "num_batches": None, "loader": ""}
     steps = {**loop, "loader": "remaining_steps_until"}
     outside = {**inside, "epoch": 0, "in_epoch": False, "num_epochs": None}
     assert place_of({}) is None
-    assert place_of({**inside, **loop}) == "epoch 3 of 20, batch 120 of 900 in `train`"
-    assert place_of({**inside, **none}) == "epoch 3 of 20"
-    assert place_of({**inside, **none, "in_epoch": False}) == "after epoch 2 of 20"
-    assert place_of({**outside, **steps}) == "step 120 of 900"
-    assert place_of({**outside, **loop, "num_batches": None}) == "batch 120 in `train`"
+    epoch = "epoch 2 (2 of 20 done)"
+    assert place_of({**inside, **loop}) == f"{epoch}, 119 of 900 batches of `train`"
+    assert place_of({**inside, **none}) == epoch
+    assert place_of({**inside, **none, "in_epoch": False}) == "after 2 of 20 epochs"
+    assert place_of({**outside, **steps}) == "119 of 900 steps"
+    assert place_of({**outside, **endless}) == "119 batches of `train`"
     assert place_of({**outside, **none}) == "exactly"
     foreign = {**loop, "loader": "steps of fit"}
-    assert place_of({**outside, **foreign}) == "step 120 of 900 in `fit`"
+    assert place_of({**outside, **foreign}) == "119 of 900 steps of `fit`"
     assert unit_of(steps, "sample") == "step"

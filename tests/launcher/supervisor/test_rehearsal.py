@@ -235,7 +235,7 @@ def test_a_successor_that_is_killed_while_the_old_ones_stop_is_replaced(
     asked = rescaled.scale(1)
     wait_until(lambda: rescaled.job.status()["state"] == "rescaling")
     os.kill(rescaled.pids(3)[2], signal.SIGKILL)
-    rescaled.job.wait_until_said("a new replica failed, so others start")
+    rescaled.job.wait_until_said("a new replica failed, so others are started")
     rescaled.free()
     assert asked.result().returncode == 0
     rescaled.finish()

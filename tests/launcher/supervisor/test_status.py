@@ -19,6 +19,7 @@ from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.supervisor.crashes import CrashBook
 from elasticrun.launcher.supervisor.generation import Member
 from elasticrun.launcher.supervisor.status import StatusBook
+from elasticrun.launcher.terminal.status_table import render
 from tests.launcher.program import NUM_SAMPLES
 from tests.launcher.running import elasticrun, running
 from tests.support.stage import Stage, wait_until
@@ -52,8 +53,12 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def book_of(leaders: list[int], folder: Path) -> StatusBook:
-    """Return the book of a job that trains in these processes."""
+def book_of(leaders: list[int], folder: Path, *, newest: int = 0) -> StatusBook:
+    """Return the book of a job that trains in these processes.
+
+    Args:
+        newest: The checkpoint from which it goes on.
+    """
     replica: Any = None
     log: Any = None
     members = [
@@ -78,7 +83,7 @@ def book_of(leaders: list[int], folder: Path) -> StatusBook:
         reports=SimpleNamespace(on_reported=[], last_output="", last_output_at=0.0),
         loop=EventLoop(),
         nodes=SimpleNamespace(round=None),
-        crashes=CrashBook(3, newest_at_start=0),
+        crashes=CrashBook(3, newest_at_start=newest),
         judge=SimpleNamespace(started_at=0.0),
     )
     return StatusBook(supervisor)
@@ -92,6 +97,16 @@ def test_a_status_looks_at_all_processes_once(
     assert [member["pid"] for member in status["members"]] == leaders
     assert all(member["memory"] > 0 for member in status["members"])
     assert status["spare_memory"] == status["members"][0]["memory"]
+
+
+def test_a_job_that_goes_on_has_its_checkpoint_before_it_trains(
+    leaders: list[int], tmp_path: Path
+) -> None:
+    assert book_of(leaders, tmp_path).status()["checkpoint"] is None
+    status = book_of(leaders, tmp_path, newest=7).status()
+    assert (status["checkpoint"], status["seconds_since_checkpoint"]) == (7, None)
+    (saved,) = re.findall("  checkpoint   .*", render([status]))
+    assert saved == f"  checkpoint   7, in {tmp_path}"
 
 
 def test_the_line_that_lives_looks_at_none(
@@ -112,7 +127,7 @@ def test_a_group_that_has_ended_has_used_nothing(leaders: list[int]) -> None:
 
 @pytest.mark.slow
 def test_status_says_where_the_job_is(stage: Stage) -> None:
-    assert elasticrun(stage, "status").stdout == "no job of this user is running\n"
+    assert "no job of this user is running" in elasticrun(stage, "status").stdout
     options = ["--replicas", 2, "--save-interval", 0]
     with running(stage, *options, "--", "--hold", "0:10") as job:
         job.wait_until_held(0, 2)
@@ -139,7 +154,7 @@ def test_status_says_where_the_job_is(stage: Stage) -> None:
     assert all(each["memory"] > 1e6 for each in status["members"])
     assert re.match(
         rf"test \({job.pid}\): training for \d+ s, 2 replicas, generation 0\n"
-        r"  position     epoch 1 of 2, batch 11 of 40 in `loader-0`\n",
+        r"  position     epoch 0 \(0 of 2 done\), 10 of 40 batches of `loader-0`\n",
         text,
     )
     ended = elasticrun(stage, "status", stage.checkpoints)

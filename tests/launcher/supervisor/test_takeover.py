@@ -194,8 +194,8 @@ def test_what_runs_goes_on_when_a_successor_fails(opened: Open) -> None:
     stage.fail()
     assert (stage.takeover.size, stage.takeover.is_preparing) == (2, False)
     text = (
-        "a new replica failed, so those that run go on; the next rescaling stops them "
-        "first. It was local rank 0: no such file"
+        "a new replica failed, so the running ones go on; the next rescaling stops "
+        "them first. It was local rank 0: no such file"
     )
     assert (told, stage.said[-1]) == ([(text, True)], text)
     stage.takeover.scale(3, stage.generation)
@@ -210,7 +210,7 @@ def test_among_nodes_others_follow_a_successor_that_fails(opened: Open) -> None:
     stage.fail()
     assert stage.takeover.size == 3
     assert stage.said[-1].startswith(
-        "a new replica failed, so those that run stop first."
+        "a new replica failed, so the running ones stop first."
     )
     stage.fork()
     assert stage.nodes.told[-1] == "skip"
@@ -245,6 +245,6 @@ def test_no_call_is_heard_by_who_stops_already(opened: Open) -> None:
     stage.takeover.on_preparation_withdrawn()
     assert not stage.takeover.is_preparing
     assert stage.said == [
-        "another node has come: new replicas prepare beside those that run",
-        "nothing is to change any more; those that run go on",
+        "another node has come: new replicas prepare beside the running ones",
+        "the change is no longer wanted; the running replicas go on",
     ]

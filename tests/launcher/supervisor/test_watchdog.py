@@ -104,7 +104,9 @@ class World:
         )
 
     def print_stacks(self, rank: int) -> None:
-        os.write(self.outputs[rank], b"Thread 1 (most recent call first):\n")
+        frame = '  File "/x/train.py", line 7 in main'
+        text = f"Thread 0x1 (most recent call first):\n{frame}\n"
+        os.write(self.outputs[rank], text.encode())
 
     def pass_time(self, seconds: float) -> None:
         """Let the launcher's loop turn as often as it does in that time."""
@@ -183,6 +185,8 @@ def test_all_print_their_stacks_before_they_are_killed(world: World) -> None:
     world.print_stacks(1)
     world.pass_time(1)
     assert world.generation.is_killed
+    world.watchdog.end()
+    assert world.watchdog.reason.endswith(" s (ranks 0, 1 at train.py:7)")
 
 
 def test_who_prints_no_stacks_is_not_waited_for_long(world: World) -> None:
