@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from elasticrun.lint.naming import last_name, named
 
 Name = ast.Name | ast.Attribute
+Loop = ast.For | ast.While
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _LOOPS = (ast.For, ast.While, ast.ListComp, ast.DictComp, ast.GeneratorExp)
 # What is a method of torch's modules, if it is given nothing.
@@ -91,12 +92,9 @@ class Script:
         """Return the statement of which a node is a part."""
         return next(each for each in self.above(node) if isinstance(each, ast.stmt))
 
-    def loop(self, node: ast.AST) -> ast.AST | None:
+    def loop(self, node: ast.AST) -> Loop | None:
         """Return the loop in which a node stands, the inner one."""
-        loops = ast.For | ast.While
-        return next(
-            (each for each in self.above(node) if isinstance(each, loops)), None
-        )
+        return next((each for each in self.above(node) if isinstance(each, Loop)), None)
 
     def around(self, node: ast.AST) -> set[ast.AST]:
         """Return all in which a node may run: what it stands in, and so may calls."""

@@ -11,9 +11,9 @@ from elasticrun.lint.finding import Finding, Rule, place_of
 from elasticrun.lint.naming import last_name, named
 from elasticrun.lint.project import Module
 from elasticrun.lint.rules.keeping import Kept, counted, files
-from elasticrun.lint.rules.summing import BARS, Loaders, Loop, below, sums
+from elasticrun.lint.rules.summing import BARS, Loaders, below, sums
 from elasticrun.lint.rules.wrapping import is_optimizer, wrappings
-from elasticrun.lint.script import Script
+from elasticrun.lint.script import Loop, Script
 
 ER003 = Rule(
     "ER003 W a training that is not elastic yet",
@@ -79,9 +79,9 @@ def _uses(script: Script, edits: list[Edit]) -> Iterator[Edit]:
     loaders = Loaders(script, (e for e in made if _is_loader(script.origin(e.func))))
     counting: dict[Loop, str] = {}
     for edit in edits:
-        if "elasticrun.remaining_" in edit.text and edit.node in script.parents:
-            around = (e for e in script.above(edit.node) if isinstance(e, Loop))
-            counting[next(around)] = edit.text
+        if "elasticrun.remaining_" in edit.text:
+            loop = edit.node if isinstance(edit.node, Loop) else script.loop(edit.node)
+            counting |= {loop: edit.text} if loop else {}
     steps = {each for each, text in counting.items() if "remaining_steps" in text}
     yield from loaders.enumerated()
     names = {each.id for each in script.nodes if isinstance(each, ast.Name)}

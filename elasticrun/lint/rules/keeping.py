@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from elasticrun.lint.editing import Edit, inserted
 from elasticrun.lint.naming import last_name, named
-from elasticrun.lint.rules.summing import Loaders, Loop, has_backward_pass
-from elasticrun.lint.script import Name, Script, is_stored
+from elasticrun.lint.rules.summing import Loaders, has_backward_pass
+from elasticrun.lint.script import Loop, Name, Script, is_stored
 
 # Loops that count by hand.
 
@@ -106,6 +106,8 @@ class Kept:
         """Yield where each name stands that may be kept, first where it begins."""
         inside = set(ast.walk(loop))
         names = {e.id for e in inside if isinstance(e, ast.Name) and is_stored(e)}
+        if isinstance(loop, ast.While):  # Which counts by itself then.
+            names -= {ast.unparse(each) for each in ast.walk(loop.test)}
         for name in sorted(names):
             mentions = self._script.mentions(name, self._script.scope(loop))
             stores = [e for e in mentions if not isinstance(e.ctx, ast.Load)]
@@ -263,7 +265,13 @@ def _writes(script: Script, node: ast.stmt) -> bool:
             case ast.Await() | ast.Yield() | ast.NamedExpr():
                 return False
     is_read = any(_may_read(script, each, node) for each in script.nodes)
-    return script.has_own_lines(node) and not is_read
+    is_opened = any(isinstance(e, ast.With) and _opens(e) for e in script.above(node))
+    return script.has_own_lines(node) and not is_read and not is_opened
+
+
+def _opens(block: ast.With) -> bool:
+    """Return whether a file is opened for what stands in a block."""
+    return any("open(" in ast.unparse(each.context_expr) for each in block.items)
 
 
 def _may_read(script: Script, node: ast.AST, written: ast.stmt) -> bool:

@@ -10,9 +10,7 @@ from typing import NamedTuple
 
 from elasticrun.lint.editing import Edit, inserted
 from elasticrun.lint.naming import last_name, named
-from elasticrun.lint.script import Name, Script, is_stored
-
-Loop = ast.For | ast.While
+from elasticrun.lint.script import Loop, Name, Script, is_stored
 
 BARS = named("tqdm track")
 _NUMBERS = named("item float int")
@@ -107,7 +105,7 @@ class Loaders:
         """Yield what numbers the batches of a loop."""
         for loop, loader in self.loops.items():
             match below(loop.iter, BARS):
-                case ast.Call(_, [_], []) as call if self.is_numbered(loop):
+                case ast.Call(_, [only], []) as call if only is loader:
                     yield Edit(call, "", f"{ast.unparse(loader)}.enumerate()")
 
     def without_padding(self, loop: ast.For) -> set[ast.Call]:
