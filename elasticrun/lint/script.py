@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 
 from elasticrun.lint.naming import last_name, named
 
@@ -109,9 +110,20 @@ class Script:
                     todo += self.calls_of(each)
         return found
 
-    def calls_of(self, function: ast.FunctionDef) -> list[ast.AST]:
+    def calls_of(self, function: ast.FunctionDef) -> list[ast.Call]:
         """Return what may call a function."""
-        return [each for each in self.nodes if self._may_call(each, function)]
+        name = function.name if function.name != "__init__" else ""
+        return [each for each in self._calls[name] if self._may_call(each, function)]
+
+    @cached_property
+    def _calls(self) -> dict[str, list[ast.Call]]:
+        """The calls by the last names of what they call, and all of them by ""."""
+        calls: dict[str, list[ast.Call]] = defaultdict(list)
+        for node in self.nodes:
+            if isinstance(node, ast.Call):
+                for name in {"", last_name(node.func)}:
+                    calls[name].append(node)
+        return calls
 
     def scope(self, node: ast.AST) -> ast.AST:
         """Return the function, class or file whose names a node has."""
@@ -123,26 +135,37 @@ class Script:
 
         Those that have a variable of their own by this name do not count.
         """
-        own: list[ast.Name] = []
-        others = set()
-        for node in self.nodes:
-            if isinstance(node, ast.Global | ast.Nonlocal) and name in node.names:
-                return []
-            if isinstance(node, ast.Name) and node.id == name:
-                at = self.scope(node)
-                own += [node] if at is scope else []
-                others |= {at} if at is not scope and scope in self.above(at) else set()
-        if any(not self._binds(each, name) for each in others):
-            return []
-        return sorted(own, key=lambda node: (node.lineno, node.col_offset))
-
-    def _binds(self, scope: ast.AST, name: str) -> bool:
-        """Return whether a function has a variable by a name."""
-        return isinstance(scope, _FUNCTIONS) and any(
-            (isinstance(each, ast.arg) and each.arg == name)
-            or (isinstance(each, ast.Name) and each.id == name and is_stored(each))
-            for each in ast.walk(scope)
+        by_scope = self._names.get(name, {})
+        others = (at for at in by_scope if at is not scope and scope in self.above(at))
+        has_others = any((at, name) not in self._bound for at in others)
+        return (
+            [] if has_others or ("", name) in self._bound else by_scope.get(scope, [])
         )
+
+    @cached_property
+    def _names(self) -> dict[str, dict[ast.AST, list[ast.Name]]]:
+        """All names by what they are, and by their scopes, in order."""
+        names: dict[str, dict[ast.AST, list[ast.Name]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
+        found = (each for each in self.nodes if isinstance(each, ast.Name))
+        for each in sorted(found, key=lambda e: (e.lineno, e.col_offset)):
+            names[each.id][self.scope(each)].append(each)
+        return names
+
+    @cached_property
+    def _bound(self) -> set[tuple[ast.AST | str, str]]:
+        """The names that functions have of their own; with "" those of others."""
+        bound: set[tuple[ast.AST | str, str]] = set()
+        for node in self.nodes:
+            if isinstance(node, ast.Global | ast.Nonlocal):
+                bound |= {("", each) for each in node.names}
+            elif isinstance(node, ast.arg):
+                bound.add((self.scope(node), node.arg))
+            elif isinstance(node, ast.Name) and is_stored(node):
+                scope = self.scope(node)
+                bound |= {(scope, node.id)} if isinstance(scope, _FUNCTIONS) else set()
+        return bound
 
     def assigned(self, name: Name) -> ast.expr | None:
         """Return what is assigned to a name where it stands, if the text tells it."""
@@ -180,7 +203,6 @@ class Script:
         at = names.index(name) - is_method if name in names else len(self.nodes)
         found: list[ast.expr | None] = []
         for call in self.calls_of(function):
-            assert isinstance(call, ast.Call)
             by_name = [each.value for each in call.keywords if each.arg == name]
             has_stars = any(isinstance(each, ast.Starred) for each in call.args)
             found += by_name or ([] if has_stars else call.args[at : at + 1]) or [None]
@@ -195,9 +217,7 @@ class Script:
                 return len(calls) < 2 and not any(isinstance(e, _LOOPS) for e in around)
         return True
 
-    def _may_call(self, node: ast.AST, function: ast.FunctionDef) -> bool:
-        if not isinstance(node, ast.Call):
-            return False
+    def _may_call(self, node: ast.Call, function: ast.FunctionDef) -> bool:
         if known := self.called(node):
             return function in known
         is_of_module = function.name in _OF_MODULES and not node.args

@@ -333,6 +333,7 @@ def test_values_that_live_over_epochs_are_kept(begun: str, text: str, new: str) 
         ("best = 0", "while f(): best += 1"),
         ("best = 0\ndef f(): return best", "best += 1"),
         ("best = 0\ndef f():\n    global best\n    best = 1", "best += 1"),
+        ("best = 0", "for i, x in enumerate(loader, 1): best += i"),
         ("best = 0", "with torch.no_grad():\n    for x, y in valid: best += 1"),
         ("best = 0", "for x, y in loader:\n    if y.sum() > 0: best += 1"),
         ("best = 0", "import other\nbest += other.number"),
@@ -496,14 +497,15 @@ def test_a_script_that_only_others_can_make_elastic_is_left_alone() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("script", "num_replicas"), [("whole", 2), ("uneven", 3)])
 def test_sums_and_values_are_those_of_plain_torch_through_a_stop(
-    tmp_path: Path,
+    script: str, num_replicas: int, tmp_path: Path
 ) -> None:
-    text = WHOLE.read_text()
+    text = WHOLE.with_stem(script).read_text()
     plain, calm, cut = (tmp_path / name for name in ("plain", "calm", "cut"))
     new = convert(text)
     stopped = Run(new, cut, Leave("stop", after=12))
     (ended,) = run_generation(run_each, 1, Run(text, plain), Run(new, calm), stopped)
     assert ended[2] is None
-    run_generation(run_each, 2, Run(new, cut))
+    run_generation(run_each, num_replicas, Run(new, cut))
     assert printed(cut) == printed(calm) == printed(plain) != []

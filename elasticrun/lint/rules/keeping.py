@@ -151,7 +151,7 @@ class Kept:
             return True
         loop = self._script.parents[around]
         if loop in self._loaders.loops and isinstance(around, ast.Tuple):
-            return self._loaders.is_numbered(loop) and store is around.elts[0]
+            return bool(self._loaders.numbered(loop)) and store is around.elts[0]
         value = self._script.assigned(store)
         if isinstance(around, ast.AugAssign):
             value = around.value

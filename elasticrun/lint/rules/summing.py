@@ -6,6 +6,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 from elasticrun.lint.editing import Edit, inserted
@@ -98,15 +99,18 @@ class Loaders:
             (e for e in above if isinstance(e, ast.For) and e in self.loops), None
         )
 
-    def is_numbered(self, loop: ast.For) -> bool:
-        return below(loop.iter, BARS) is not self.loops[loop]
+    def numbered(self, loop: ast.For) -> ast.Call | None:
+        """Return the `enumerate` of a loop that numbers the loader's own batches."""
+        match below(loop.iter, BARS):
+            case ast.Call(_, [only], []) as call if only is self.loops[loop]:
+                return call
+        return None
 
     def enumerated(self) -> Iterator[Edit]:
         """Yield what numbers the batches of a loop."""
         for loop, loader in self.loops.items():
-            match below(loop.iter, BARS):
-                case ast.Call(_, [only], []) as call if only is loader:
-                    yield Edit(call, "", f"{ast.unparse(loader)}.enumerate()")
+            if call := self.numbered(loop):
+                yield Edit(call, "", f"{ast.unparse(loader)}.enumerate()")
 
     def without_padding(self, loop: ast.For) -> set[ast.Call]:
         """Return a loop's loaders, if none of them is needed with even batches.
@@ -115,21 +119,23 @@ class Loaders:
         to each backward pass.
         """
         made = self.of(self.loops[loop])
-        loops = [each for each, loader in self.loops.items() if self.of(loader) & made]
-        uses = (
-            node
-            for node in self._script.nodes
-            if isinstance(node, ast.Name | ast.Attribute) and not is_stored(node)
+        homes = (self._script.parents[each] for each in made)
+        is_known = all(
+            isinstance(e, ast.Assign | ast.Return | ast.Tuple) for e in homes
         )
-        are_known = all(
-            isinstance(self._script.parents[e], ast.Assign | ast.Return | ast.Tuple)
-            and (e.keywords or _last_of(e))
-            for e in made
-        )
-        if not are_known or not all(map(self._is_evaluation, loops)):
-            return set()
-        is_safe = all(self._is_harmless(e) for e in uses if self.of(e) & made)
-        return made if is_safe else set()
+        has_room = all(each.keywords or _last_of(each) for each in made)
+        return made if is_known and has_room and not made & self._needed else set()
+
+    @cached_property
+    def _needed(self) -> set[ast.Call]:
+        """The loaders that may be needed with even batches."""
+        trained = (e for e in self.loops if not self._is_evaluation(e))
+        needed = [self.of(self.loops[each]) for each in trained]
+        for node in self._script.nodes:
+            match node:
+                case ast.Name() | ast.Attribute() if not is_stored(node):
+                    needed += [] if self._is_harmless(node) else [self.of(node)]
+        return set().union(*needed)
 
     def _is_evaluation(self, loop: ast.For) -> bool:
         within = [*self._script.above(loop), *loop.body[: len(loop.body) == 1]]
@@ -221,7 +227,7 @@ class Loaders:
         """Return whether it is a part of a batch, whose length is that of the batch."""
         loop = self.in_loop(node)
         batch = loop and loop.target
-        if loop and self.is_numbered(loop):
+        if loop and self.numbered(loop):
             batch = getattr(batch, "elts", [batch])[-1]
         parts = getattr(batch, "elts", ())
         return ast.unparse(node) in map(ast.unparse, parts)
@@ -363,7 +369,7 @@ def _sums_of(
     if loop.orelse or is_left or around or not script.has_own_lines(loop):
         return
     added: dict[str, list[ast.AugAssign]] = defaultdict(list)
-    for node in script.nodes:
+    for node in ast.walk(loop):
         match node:
             case ast.AugAssign(ast.Name(name), ast.Add()):
                 if loaders.in_loop(node) is loop:
