@@ -84,6 +84,13 @@ def test_batches_are_numbered_by_the_loader(loop: str, new: str) -> None:
             ),
             False,
         ),
+        (
+            (
+                "def f(a, given):\n    for i, x in enumerate(given): g(x)\n"
+                "f(*others, loader)\n"
+            ),
+            False,
+        ),
         ("for i, x in enumerate(loader): g(x)\nloader = [1]\n", False),
         ("for loader in others:\n    for i, x in enumerate(loader): g(x)\n", False),
         (
@@ -135,6 +142,7 @@ def test_a_loader_is_known_by_all_that_its_name_is_given(
             (same, "")
             for same in (
                 "criterion(net(x), y)",  # a tensor
+                "criterion(net(x), y).detach()",
                 "f(x)",
                 "other(net(x), y).item()",
                 "net(x).mean().sum().item()",
@@ -329,6 +337,7 @@ def test_values_that_live_over_epochs_are_kept(begun: str, text: str, new: str) 
         ("best = other = 0", "best += 1"),
         ("best: int = 0", "best += 1"),
         ("best = 0\nbest = 1", "best += 1"),
+        ("if f():\n    best = 0", "best += 1"),
         ("best = 0", "try: f()\nexcept E: best += 1"),
         ("best = 0", "while f(): best += 1"),
         ("best = 0\ndef f(): return best", "best += 1"),

@@ -366,7 +366,7 @@ def _sums_of(
     inside, scope = set(ast.walk(loop)), script.scope(loop)
     is_left = any(isinstance(each, ast.Return | ast.Yield) for each in inside)
     around = script.around(loop) & {*steps, *loaders.loops}
-    if loop.orelse or is_left or around or not script.has_own_lines(loop):
+    if is_left or around or not script.has_own_lines(loop):
         return
     added: dict[str, list[ast.AugAssign]] = defaultdict(list)
     for node in ast.walk(loop):
