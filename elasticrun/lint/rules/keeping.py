@@ -179,7 +179,7 @@ class Kept:
                 are_options = all(last_name(e.func) == "parse_args" for e in calls)
                 return bool(values) and len(calls) == len(values) and are_options
             case ast.Call(func, args):
-                if last_name(func) == "len" and self._is_data(args[0]):
+                if last_name(func) == "len" and args and self._is_data(args[0]):
                     return True
                 origin = self._script.origin(func)
                 if ast.unparse(func) in _SAME_CALLS or origin.startswith("math."):

@@ -20,6 +20,7 @@ _REDUCTIONS = named("sum mean std var norm prod max min median amax amin logsume
 _OTHER_MEANS = named("weight pos_weight ignore_index size_average reduce")
 _NO_GRADIENTS = re.compile(r"\b(no_grad|inference_mode)\b")
 _LOSS = re.compile(r"torch\.nn\..*(?i:loss|entropy)")
+_OF_LOSS = re.compile("loss|criterion|entropy", re.IGNORECASE)
 _TENSOR = "tensor "
 
 
@@ -207,12 +208,16 @@ class Loaders:
             given = [call.func.value, *given]
         if ast.unparse(call).endswith(".size(0)"):
             return "count"
-        if name == "len" and self._is_of_batch(given[0]):
+        if name == "len" and given and self._is_of_batch(given[0]):
             return "count"
-        if name in ("sum", "mean") and isinstance(call.func, ast.Attribute):
+        if name in ("sum", "mean") and isinstance(call.func, ast.Attribute) and given:
+            text = ast.unparse(given[0])
+            if own := self.meaning(given[0], scope):
+                return own  # It is one number already.
+            may_be_one = _OF_LOSS.search(text) and "reduction='none'" not in text
+            reduces = may_be_one or any(map(_reduces, ast.walk(given[0])))
             is_whole = len(given) == 1 and not call.keywords
-            is_only = not any(map(_reduces, ast.walk(given[0])))
-            return f"{_TENSOR}{name}" if is_whole and is_only else ""
+            return f"{_TENSOR}{name}" if is_whole and not reduces else ""
         if name in _SAME_VALUE and given:
             same = self.meaning(given[0], scope)
             return same.removeprefix(_TENSOR) if name in _NUMBERS else same
