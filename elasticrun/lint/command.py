@@ -143,7 +143,11 @@ def _output(result: LintResult, options: argparse.Namespace) -> str:
         return "\n".join(explain(program) for program in result.programs)
     if options.diff:
         patches = (
-            patch(os.path.relpath(each.name), each.text, edits_of(ast.parse(each.text)))
+            patch(
+                os.path.relpath(each.name),
+                each.text,
+                edits_of(ast.parse(each.text), each.text),
+            )
             for each in result.patched
         )
         return "".join(patches).removesuffix("\n")

@@ -121,7 +121,7 @@ def _in_plain(
     tree = _parsed(module, result) if "torch" in text else None
     if tree is None or not conversion.may_train(text):
         return
-    edits = conversion.edits_of(tree)
+    edits = conversion.edits_of(tree, text)
     if not edits:
         return
     if module.cells is None:  # A patch of a notebook would be one of its JSON.

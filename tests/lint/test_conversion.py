@@ -47,7 +47,7 @@ for old, new in CHANGES.items():
 
 
 def convert(text: str) -> str:
-    return converted(text, edits_of(ast.parse(text)))
+    return converted(text, edits_of(ast.parse(text), text))
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])

@@ -26,7 +26,7 @@ WRAP = "AdaptiveDataParallel(net, optimizer)"
 
 
 def convert(text: str) -> str:
-    return converted(text, edits_of(ast.parse(text)))
+    return converted(text, edits_of(ast.parse(text), text))
 
 
 def said(text: str) -> str:
@@ -435,7 +435,7 @@ def test_patches_apply(text: str, command: list[str], tmp_path: Path) -> None:
         pytest.skip(f"{command[0]} is not installed")
     script = tmp_path / "my train.py"
     script.write_bytes(text.encode())
-    edits = edits_of(ast.parse(text))
+    edits = edits_of(ast.parse(text), text)
     ast.parse(converted(text, edits))
     given = patch("my train.py", text, edits).encode()
     subprocess.run(command, cwd=tmp_path, input=given, check=True, capture_output=True)

@@ -10,18 +10,18 @@ from elasticrun.lint.editing import Edit, ends_its_line
 from elasticrun.lint.finding import Finding, Rule, place_of
 from elasticrun.lint.naming import last_name, named
 from elasticrun.lint.project import Module
+from elasticrun.lint.rules.keeping import Kept, counted, files
+from elasticrun.lint.rules.summing import BARS, Loaders, below, sums
 from elasticrun.lint.rules.wrapping import is_optimizer, wrappings
-from elasticrun.lint.script import Script
+from elasticrun.lint.script import Loop, Script
 
 ER003 = Rule(
     "ER003 W a training that is not elastic yet",
     help="`elasticrun lint --diff` prints the safe changes as a patch",
 )
 
-Loop = ast.For | ast.While
 _LOADER = re.compile(r"loader|batches|(^|_)(dl|train|valid|val|test)$", re.IGNORECASE)
-_BARS = named("tqdm track")
-_AROUND = _BARS | named("enumerate zip iter")
+_AROUND = BARS | named("enumerate zip iter")
 _NO_LOADERS = named("range trange arange len items values keys")
 _BY_HAND = named("iter next zip cycle chain islice prepare")
 _MAY_TRAIN = re.compile(r"(?<!def )\bbackward\s*\(|epoch", re.IGNORECASE)
@@ -42,12 +42,12 @@ def may_train(text: str) -> bool:
     return _MAY_TRAIN.search(text) is not None
 
 
-def edits_of(tree: ast.Module) -> list[Edit]:
+def edits_of(tree: ast.Module, text: str) -> list[Edit]:
     """Return what makes a script elastic, in the order of its lines.
 
     Empty if no loop trains in it, or if there is nothing to change.
     """
-    script = Script(tree)
+    script = Script(tree, text)
     outermost = _outermost_loops(script)
     if not outermost:
         return []
@@ -62,9 +62,34 @@ def edits_of(tree: ast.Module) -> list[Edit]:
     if any(each.startswith(_REPLICAS) for each in _imported(script)):
         # It starts its own replicas; what becomes of that is for the author to find.
         edits = [each._replace(is_certain=False) for each in edits]
+    elif wraps and all(each.is_in_patch for each in wraps):  # as `edits` then are
+        edits += _uses(script, edits)
     if edits:
         edits.append(_import(tree, edits))
     return sorted(edits, key=lambda each: (each.node.lineno, each.node.col_offset))
+
+
+def _uses(script: Script, edits: list[Edit]) -> Iterator[Edit]:
+    """Yield what becomes of files, and of sums and values if all loops go on."""
+    yield from files(script)
+    if not all(each.is_in_patch or isinstance(each.node, ast.While) for each in edits):
+        return
+    calls = (script.parents[each.node] for each in edits if each.node in script.parents)
+    made = [e for e in calls if isinstance(e, ast.Call)]
+    loaders = Loaders(script, (e for e in made if _is_loader(script.origin(e.func))))
+    counting: dict[Loop, str] = {}
+    for edit in edits:
+        if "elasticrun.remaining_" in edit.text:
+            loop = edit.node if isinstance(edit.node, Loop) else script.loop(edit.node)
+            counting |= {loop: edit.text} if loop else {}
+    steps = {each for each, text in counting.items() if "remaining_steps" in text}
+    yield from loaders.enumerated()
+    names = {each.id for each in script.nodes if isinstance(each, ast.Name)}
+    name = next(e for e in ("sums", "all_sums", "sums_of_all") if e not in names)
+    summed = list(sums(script, loaders, steps, name))
+    yield from summed
+    added: set[ast.AST] = {each.node for each in summed}
+    yield from Kept(script, loaders, set(counting), added).edits()
 
 
 def _imported(script: Script) -> Iterator[str]:
@@ -77,7 +102,7 @@ def _imported(script: Script) -> Iterator[str]:
 
 def findings(module: Module, edits: list[Edit]) -> Iterator[Finding]:
     """Yield a finding for each edit."""
-    for edit in edits:
+    for edit in (each for each in edits if each.why):
         yield Finding(
             ER003.code, ER003.severity, module.name, *place_of(edit.node, module),
             edit.why, "", module.line(edit.node.lineno), "", ER003.help,
@@ -128,7 +153,7 @@ def _loops(script: Script, outermost: dict[Loop, set[ast.AST]]) -> Iterator[Edit
     for loop, inside in outermost.items():
         if _is_over_batches(loop):
             continue  # The loader itself goes on where it was.
-        head = loop.test if isinstance(loop, ast.While) else _below(loop.iter, _BARS)
+        head = loop.test if isinstance(loop, ast.While) else below(loop.iter, BARS)
         if any(is_optimizer(script, each) for each in inside):
             yield Edit(head, _OWN_TRAININGS)
         elif isinstance(head, ast.Call) and _is_range(head):
@@ -145,7 +170,15 @@ def _loops(script: Script, outermost: dict[Loop, set[ast.AST]]) -> Iterator[Edit
             edit = edit._replace(why=f"if this trains, {edit.why}", is_certain=False)
         yield edit
     if not counting:
-        yield from others
+        yield from _by_hand(script, outermost) or others
+
+
+def _by_hand(script: Script, outermost: dict[Loop, set[ast.AST]]) -> list[Edit]:
+    """Return what becomes of the only loop, if that is a `while` that counts."""
+    [loop, *others] = outermost
+    if others or not isinstance(loop, ast.While):
+        return []
+    return counted(script, loop, _what_counts(script, loop, outermost[loop]))
 
 
 def _what_counts(script: Script, loop: Loop, inside: set[ast.AST]) -> str:
@@ -198,7 +231,7 @@ def _is_range(call: ast.Call) -> bool:
 def _is_over_batches(node: ast.AST) -> bool:
     if not isinstance(node, ast.For):
         return False
-    iterated = _below(node.iter, _AROUND)
+    iterated = below(node.iter, _AROUND)
     if isinstance(iterated, ast.Call) and last_name(iterated.func) in _NO_LOADERS:
         return False
     return bool(_LOADER.search(ast.unparse(iterated)))
@@ -206,15 +239,6 @@ def _is_over_batches(node: ast.AST) -> bool:
 
 def _is_backward_pass(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and last_name(node.func) == "backward"
-
-
-def _below(iterated: ast.expr, around: frozenset[str]) -> ast.expr:
-    """Return what is iterated below a bar, `enumerate` or their like."""
-    while isinstance(iterated, ast.Call) and iterated.args:
-        if last_name(iterated.func) not in around:
-            break
-        iterated = iterated.args[0]
-    return iterated
 
 
 # Loaders.

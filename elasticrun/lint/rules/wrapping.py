@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from elasticrun.lint.editing import Edit, ends_its_line
 from elasticrun.lint.naming import last_name, named
-from elasticrun.lint.script import Script
+from elasticrun.lint.script import Script, is_stored
 
 _OPTIMIZERS = named(
     "SGD Adam AdamW Adagrad Adadelta Adamax NAdam RAdam RMSprop Rprop ASGD SparseAdam "
@@ -144,7 +144,7 @@ def _is_certain(script: Script, model: str, made: list[_Made], last: ast.stmt) -
         return False
     body = outer.body
     for each in made:
-        stores = [at for at, node in _mentions(body, each.name) if _is_stored(node)]
+        stores = [at for at, node in _mentions(body, each.name) if is_stored(node)]
         if len(stores) != 1 or body[stores[0]] is not each.statement:
             return False
     first = min(body.index(each.statement) for each in made)
@@ -152,7 +152,7 @@ def _is_certain(script: Script, model: str, made: list[_Made], last: ast.stmt) -
     made_at: list[int] = []
     for at, node in _mentions(body, model):
         parent = script.parents[node]
-        if _is_stored(node):
+        if is_stored(node):
             made_at.append(at)
         elif isinstance(parent, ast.Attribute):
             if at > first and parent.attr in _MOVING:
@@ -176,10 +176,6 @@ def _mentions(
         for node in ast.walk(statement):
             if isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) == name:
                 yield at, node
-
-
-def _is_stored(node: ast.Name | ast.Attribute) -> bool:
-    return isinstance(node.ctx, ast.Store)
 
 
 def _prints(node: ast.AST) -> bool:

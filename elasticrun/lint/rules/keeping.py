@@ -1,0 +1,282 @@
+"""For ER003: values that live over epochs, files, and loops that count by hand."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+
+from elasticrun.lint.editing import Edit, inserted
+from elasticrun.lint.naming import last_name, named
+from elasticrun.lint.rules.summing import Loaders, has_backward_pass
+from elasticrun.lint.script import Loop, Name, Script, is_stored
+
+# Loops that count by hand.
+
+
+def counted(script: Script, loop: ast.While, what: str) -> list[Edit]:
+    """Return what becomes of `while i < n`, if each turn ends with `i += 1`."""
+    match loop.test:
+        case ast.Compare(ast.Name(name), [ast.Lt()], [end]):
+            mentions = script.mentions(name, script.scope(loop))
+        case _:
+            return []
+    stores = [each for each in mentions if is_stored(each)]
+    *body, last = loop.body
+    is_counter = (
+        len(stores) == 2
+        and ast.unparse(last) == f"{name} += 1"
+        and _begun(script, stores[0], loop) == "0"
+        and not any(e.lineno > (loop.end_lineno or 0) for e in mentions)
+    )
+    inside = script.reached([loop])
+    changed = {ast.unparse(each) for each in inside if is_stored(each)}
+    is_fixed = not any(
+        isinstance(e, ast.Call | ast.Subscript) or ast.unparse(e) in changed
+        for e in ast.walk(end)
+    )
+    goes_on = any(
+        isinstance(e, ast.Continue) and script.loop(e) is loop for e in inside
+    )
+    if not is_counter or not is_fixed or goes_on or not body or loop.orelse:
+        return []
+    call = f"elasticrun.remaining_{what}_until({ast.unparse(end)})"
+    head = f"for {name} in {call}"
+    why = f"a restart would begin with the first of these {what} again: write `{head}`"
+    word = ast.copy_location(ast.Name("while"), loop)
+    word.end_lineno, word.end_col_offset = loop.lineno, loop.col_offset + len("while")
+    return [
+        Edit(loop, why, f"{head}: pass", is_certain=False),
+        Edit(word, "", f"for {name} in"),
+        Edit(loop.test, "", call),
+        *([Edit(last, "")] if script.has_own_lines(last) else []),
+    ]
+
+
+def _begun(script: Script, name: ast.Name, loop: Loop) -> str:
+    """Return what a name is given in front of a loop, in the same statements."""
+    value, statement = script.assigned(name), script.statement(name)
+    is_before = (
+        isinstance(statement, ast.Assign)
+        and len(statement.targets) == 1
+        and statement.lineno < loop.lineno
+        and script.parents[statement] is script.parents[loop]
+    )
+    return ast.unparse(value) if is_before and value else ""
+
+
+# Values that live over epochs.
+
+_SAME_CALLS = named("min max abs round float int bool sum len")
+
+
+class Kept:
+    """Values that a later turn of a loop reads, and that are the same on all replicas.
+
+    Args:
+        counting: The loops over epochs and steps.
+        summed: The names to which sums are added that are Accumulators then.
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        loaders: Loaders,
+        counting: set[Loop],
+        summed: set[ast.AST],
+    ) -> None:
+        self._script, self._loaders = script, loaders
+        self._counting, self._summed = counting, summed
+        self._open: set[str] = set()
+
+    def edits(self) -> Iterator[Edit]:
+        """Yield what makes Variables of them."""
+        every = [each for loop in self._counting for each in self._candidates(loop)]
+        kept = [each for each in every if self._is_same_name(each[0].id)]
+        for first, *others in kept:
+            value = self._script.assigned(first)
+            assert value is not None
+            yield inserted(value, "elasticrun.Variables(value=", behind=False)
+            label = f', name="{first.id}"' if len(kept) > 1 else ""
+            yield inserted(value, f"{label})", behind=True)
+            for each in others:
+                yield inserted(each, ".value", behind=True)
+
+    def _candidates(self, loop: Loop) -> Iterator[list[ast.Name]]:
+        """Yield where each name stands that may be kept, first where it begins."""
+        inside = set(ast.walk(loop))
+        names = {e.id for e in inside if isinstance(e, ast.Name) and is_stored(e)}
+        if isinstance(loop, ast.While):  # Which counts by itself then.
+            names -= {ast.unparse(each) for each in ast.walk(loop.test)}
+        for name in sorted(names):
+            mentions = self._script.mentions(name, self._script.scope(loop))
+            stores = [e for e in mentions if not isinstance(e.ctx, ast.Load)]
+            if (
+                mentions
+                and stores[0] is mentions[0]
+                and _is_constant(_begun(self._script, stores[0], loop))
+                and inside.issuperset(stores[1:])
+                and _is_read_first(loop, inside.intersection(mentions))
+                and all(map(self._can_grow, mentions[1:]))
+            ):
+                yield mentions
+
+    def _can_grow(self, name: ast.Name) -> bool:
+        """Return whether `.value` can be written behind a name."""
+        if not isinstance(name.ctx, ast.Load):
+            kinds = ast.Assign | ast.AugAssign
+            return isinstance(self._script.statement(name), kinds)
+        above = self._script.above(name)
+        texts = [ast.unparse(e) for e in above if isinstance(e, ast.JoinedStr)]
+        # Python 3.10 does not know where it stands in there; `{x=}` shows its name.
+        is_plain = not any(f"{name.id}={{{name.id}!r" in each for each in texts)
+        return not texts or (sys.version_info >= (3, 11) and is_plain)
+
+    # What is the same on all replicas.
+
+    def _is_same_name(self, name: str) -> bool:
+        if name in self._open:
+            return True  # It is asked for already, and is so if all else is.
+        self._open.add(name)
+        stores, given = self._loaders.stores(name)
+        is_same = all(map(self._is_same_store, stores)) and all(
+            map(self._is_same, given)
+        )
+        self._open.remove(name)
+        return is_same and bool(stores or given)
+
+    def _is_same_store(self, store: Name) -> bool:
+        around = self._script.parents[store]
+        if around in self._counting or store in self._summed:
+            return True
+        loop = self._script.parents[around]
+        if loop in self._loaders.loops and isinstance(around, ast.Tuple):
+            return bool(self._loaders.numbered(loop)) and store is around.elts[0]
+        value = self._script.assigned(store)
+        if isinstance(around, ast.AugAssign):
+            value = around.value
+        above = self._script.above(store)
+        return self._is_same(value) and all(map(self._runs_alike, above))
+
+    def _runs_alike(self, node: ast.AST) -> bool:
+        """Return whether all replicas come alike to what stands in a statement."""
+        if isinstance(node, ast.If):
+            return self._is_same(node.test)
+        if isinstance(node, ast.For) and node in self._loaders.loops:
+            return has_backward_pass(self._script, node)
+        is_other = isinstance(node, ast.For | ast.While | ast.Try)
+        return not is_other or node in self._counting
+
+    def _is_same(self, node: ast.expr | None) -> bool:
+        match node:
+            case ast.Constant():
+                return True
+            case ast.Name(name):
+                return self._is_same_name(name)
+            case ast.Attribute(ast.Name(name)):
+                values = self._loaders.values(name)
+                calls = [e for e in values if isinstance(e, ast.Call)]
+                are_options = all(last_name(e.func) == "parse_args" for e in calls)
+                return bool(values) and len(calls) == len(values) and are_options
+            case ast.Call(func, args):
+                if last_name(func) == "len" and args and self._is_data(args[0]):
+                    return True
+                origin = self._script.origin(func)
+                if ast.unparse(func) in _SAME_CALLS or origin.startswith("math."):
+                    return all(map(self._is_same, args))
+                return self._is_same(self._script.returned(node))
+            case (
+                ast.BinOp() | ast.UnaryOp() | ast.Compare() | ast.BoolOp() | ast.IfExp()
+            ):
+                parts = ast.iter_child_nodes(node)
+                return all(self._is_same(e) for e in parts if isinstance(e, ast.expr))
+        return False
+
+    def _is_data(self, node: ast.expr) -> bool:
+        return last_name(node) == "dataset" or bool(self._loaders.of(node))
+
+
+def _is_read_first(loop: Loop, mentions: set[ast.AST]) -> bool:
+    """Return whether a turn of a loop may read what an earlier one has stored."""
+    for statement in loop.body:
+        nodes = set(ast.walk(statement))
+        added = {e.target for e in nodes if isinstance(e, ast.AugAssign)}
+        own = nodes & mentions
+        if any(not is_stored(each) or each in added for each in own):
+            return True
+        if own and isinstance(statement, ast.Assign):
+            return False
+    return False
+
+
+def _is_constant(text: str) -> bool:
+    """Return whether a text is a number, or None."""
+    try:
+        value = ast.literal_eval(text.replace("float('inf')", "1e999"))
+    except (ValueError, SyntaxError):
+        return False
+    return value is None or isinstance(value, int | float)
+
+
+# Files.
+
+_WRITERS = named("""
+    torch.save torch.jit.save numpy.save numpy.savez numpy.savetxt json.dump pickle.dump
+    torchvision.utils.save_image matplotlib.pyplot.savefig
+""")
+_READERS = named("torch.load torch.jit.load numpy.load json.load pickle.load")
+_IN_BLOCKS = named("write writelines dump dumps print save")
+_HARMLESS = named("""
+    state_dict cpu detach numpy item tolist items keys values join format str int float
+    len dict list tuple Path
+""")
+
+
+def files(script: Script) -> Iterator[Edit]:
+    """Yield what lets rank 0 alone write a file that no other one reads."""
+    found = [e for e in script.nodes if isinstance(e, ast.stmt) and _writes(script, e)]
+    for statement in found:
+        body = script.body_of(statement)
+        number = body.index(statement)
+        if not number or body[number - 1] not in found:
+            yield Edit(statement, "", "if elasticrun.rank() == 0:", place="before")
+        yield Edit(statement, "", "    ", place="indent")
+
+
+def _writes(script: Script, node: ast.stmt) -> bool:
+    """Return whether a statement does nothing but write a file that is not read."""
+    match node:
+        case ast.Expr(ast.Call() as call) if script.origin(call.func) in _WRITERS:
+            harmless = _HARMLESS
+        case ast.With(
+            [ast.withitem(ast.Call(ast.Name("open"), [_, ast.Constant(mode)]) as call)]
+        ) if str(mode).startswith("w") and all(
+            isinstance(e, ast.Expr) for e in node.body
+        ):
+            harmless = _HARMLESS | _IN_BLOCKS
+        case _:
+            return False
+    for each in ast.walk(node):
+        match each:
+            case ast.Constant() | ast.JoinedStr() if each.lineno != each.end_lineno:
+                return False  # Lines of a text cannot be indented.
+            case ast.Call(func) if each is not call and last_name(func) not in harmless:
+                return False
+            case ast.Await() | ast.Yield() | ast.NamedExpr():
+                return False
+    is_read = any(_may_read(script, each, node) for each in script.nodes)
+    is_opened = any(isinstance(e, ast.With) and _opens(e) for e in script.above(node))
+    return script.has_own_lines(node) and not is_read and not is_opened
+
+
+def _opens(block: ast.With) -> bool:
+    """Return whether a file is opened for what stands in a block."""
+    return any("open(" in ast.unparse(each.context_expr) for each in block.items)
+
+
+def _may_read(script: Script, node: ast.AST, written: ast.stmt) -> bool:
+    """Return whether another replica may read what rank 0 has not written yet."""
+    if not isinstance(node, ast.Call) or script.origin(node.func) not in _READERS:
+        return False
+    is_alike = script.scope(node) is script.scope(written) and not script.loop(node)
+    return not is_alike or node.lineno > written.lineno
