@@ -23,6 +23,8 @@ _KEPT = named(
     "model param optimizer param_groups group ext module loader plain_loader "
     "tracker file opaque scheduler ema scaler"
 )
+# What a later start makes again; of iterators ER203 and ER207 speak.
+_ANEW = ("iterator", "file", "opaque")
 
 
 class Turns(NamedTuple):
@@ -115,9 +117,8 @@ class Dataflow:
         places: dict[ValuePlace, list[Write]] = {}
         for step in self.program.graph.steps:
             for write in step.writes if step in inside else ():
-                # Of iterators ER203 and ER207 speak.
-                is_iterator = write.value is not None and write.value.kind == "iterator"
-                if write.how in _NO_NEWS or _is_creation(write) or is_iterator:
+                is_made_anew = write.value is not None and write.value.kind in _ANEW
+                if write.how in _NO_NEWS or _is_creation(write) or is_made_anew:
                     continue
                 if self.reads.get(write.place):
                     places.setdefault(write.place, []).append(write)
