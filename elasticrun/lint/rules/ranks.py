@@ -143,6 +143,8 @@ _MAY_ASK = named("save save_checkpoint push_to_hub torch.distributed.checkpoint.
 def _paths(program: Walked) -> Iterator[Finding]:
     for event in program.events("saved", "opened", "sent"):
         zone = program.zone(event.step)
+        if not zone and event.step in program.zones.after_loops:
+            zone = "D"
         if not zone or _rank_guard(event.step) is not None:
             continue
         if event.what == "sent":

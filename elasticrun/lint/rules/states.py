@@ -183,6 +183,8 @@ def _unregistered_models(
         reported.add(model.uid)
         made = program.made(model)
         known = _common_call(made.step, event.step)
+        if made.step.call is not None and made.step.call.name == "__init__":
+            known = made.step.call  # It is what a class has, not what it gives.
         yield program.finding(ER306, program.called_at(made, known), message)
 
 

@@ -69,9 +69,8 @@ def _each_micro_batch(program: Walked) -> Iterator[Finding]:
                 f"{what} in each micro-batch of the loop over {loop.text} at line "
                 f"{loop.line}, not once a step"
             )
-            yield program.finding(
-                ER308, event, message, doubts=doubts(event.value, loop)
-            )
+            at = program.called_at(event, loop.step.call)
+            yield program.finding(ER308, at, message, doubts=doubts(event.value, loop))
 
 
 def cut_loaders(program: Walked) -> set[Value | None]:

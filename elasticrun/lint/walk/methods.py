@@ -20,7 +20,7 @@ from elasticrun.lint.walk.externals import (
     write_content,
 )
 from elasticrun.lint.walk.functions import call_function
-from elasticrun.lint.walk.losses import taints_of_method
+from elasticrun.lint.walk.losses import SELECTED, taints_of_method
 from elasticrun.lint.walk.walk import Walk
 
 _TENSOR_DRAWS = named(
@@ -210,6 +210,12 @@ def _names_itself(it: MethodCalled) -> bool:
     """Return whether what is copied is made of what it replaces, as averages are."""
     given = [node for each in it.node.args for node in ast.walk(each)]
     return any(isinstance(e, ast.expr) and written(e) == it.text for e in given)
+
+
+def topk(walk: Walk, it: MethodCalled) -> Value:
+    """Return the largest of something, which are some of a batch if it says how many.""" 
+    is_share = any("batch" in each.taints for each in it.args[:1])
+    return unknown(taints=it.receiver.taints | ({SELECTED} if is_share else set()))
 
 
 # Anything.

@@ -390,6 +390,7 @@ _METHODS: dict[str, dict[str, Row]] = {
         ),
         **dict.fromkeys(CHANGING, Row(sink=CONTENT, do=methods.keep)),
         **dict.fromkeys(("resample", "reshuffle"), Row(do=methods.resample)),
+        "topk": Row(do=methods.topk),
     },
 }  # fmt: skip
 
