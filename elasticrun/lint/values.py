@@ -20,11 +20,13 @@ next_uid = itertools.count(1).__next__  # of values and of frames, which have pl
 #   restarts), time, entropy (such as a process's number), random (a draw).
 #   Of loops: epoch (a number that a restart brings back), enumerated (one that begins
 #   at 0 again), modulo (a remainder of something else), batch, is_step.
-#   Of batches: valid (it leaves padding out).
+#   Of batches: valid (it leaves padding out), num_batches, accumulated (a sum that an
+#   Accumulator has).
 #   Of tests: once (`once(key)`), exists (whether a file does).
-#   Of files: path, temporary.
+#   Of files: path, temporary. Of texts: text.
 #   Of losses: see walk/losses.py.
 NO_TAINTS: frozenset[str] = frozenset()
+OF_CONTENT = frozenset(("batch", "text"))  # also of a container that gets it
 UNFIXED = frozenset(("time", "entropy", "random"))  # another one at each start
 
 # What a value is. The type checker refuses to compare it with a name that is not here.

@@ -286,6 +286,29 @@ def _catches_stop(handler: ast.ExceptHandler) -> bool:
     return not STOPS.isdisjoint(map(last_name, kinds))
 
 
+ER212 = Rule(
+    "ER212 W signal handler in the place of the stop",
+    help="leave the signal to elasticrun, or let the handler call request_stop()",
+)
+_ANNOUNCING = named("SIGHUP SIGUSR1 SIGUSR2")  # no stops where a program takes them
+_ENDING = re.compile(r"\b(?:_?exit|quit|raise|SIG_DFL|SIG_IGN)\b")
+
+
+def _signals(program: Walked) -> Iterator[Finding]:
+    for event in program.events("signal"):
+        names = [each.name.rpartition(".")[2] for each in event.given.args[:1]]
+        handler = next(iter(event.given.args[1:]), None)
+        if handler is None or handler.kind not in ("func", "ext"):
+            continue
+        text = handler.name if handler.node is None else written(handler.node)
+        is_taken = handler.kind == "func" and not _ANNOUNCING.isdisjoint(names)
+        is_end = "SIGTERM" in names and _ENDING.search(text)
+        if (is_taken or is_end) and "request_" not in text:
+            message = f"with this handler the job does not save and stop at {names[0]}"
+            yield program.finding(ER212, event, message)
+
+
 CHECKS = (
-    _collectives, _loops, _states, _paths, _trackers, _uncertain, _cut_short, _handlers
+    _collectives, _loops, _states, _paths, _trackers, _uncertain, _cut_short, _handlers,
+    _signals,
 )  # fmt: skip

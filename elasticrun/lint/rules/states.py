@@ -12,6 +12,7 @@ from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts, is_once
 from elasticrun.lint.values import Class, Value
 
+_PARAMETER = "torch.nn.Parameter"
 _TAKING_ALL = frozenset(("vars", "setattr", "getattr", "super"))
 
 
@@ -177,8 +178,9 @@ def _unregistered_models(
             continue
         if not _is_known(model, by) or model.node is None or model.made_at < 0:
             continue
+        what = "parameter" if model.name == _PARAMETER else "model"
         message = (
-            "this model is trained and in no state: a restart begins with a new one"
+            f"this {what} is trained and in no state: a restart begins with a new one"
         )
         reported.add(model.uid)
         made = program.made(model)
@@ -240,6 +242,8 @@ def _models_of(value: Value, depth: int = 4) -> Iterator[Value]:
     """Yield the models whose parameters a value holds."""
     if value.kind == "param" and value.owner is not None:
         yield value.owner
+    elif value.name == _PARAMETER:
+        yield value
     elif depth:
         for part in (*value.parts, *value.attrs.values()):
             yield from _models_of(part, depth - 1)
@@ -301,13 +305,14 @@ def _changes(program: Walked) -> Iterator[Finding]:
     for event in program.events("trained"):
         if event.how == "apply" and not _changes_weights(event.at):
             continue
-        if event.how == "data" and event.registered and not is_once(event.step):
-            if program.replayed(event) or event.step in program.zones.between:
-                message = (
-                    "weights replaced through .data in replayed code, which the end of "
-                    "the replay does not see, and so not undo"
-                )
-                yield program.finding(ER107, event, message)
+        is_unseen = event.how == "data" and event.registered and not is_once(event.step)
+        is_again = program.replayed(event) or event.step in program.zones.between
+        if is_unseen and is_again:
+            message = (
+                "weights replaced through .data in replayed code, which the end of "
+                "the replay does not see, and so not undo"
+            )
+            yield program.finding(ER107, event, message)
         elif _is_done_again(program, event):
             what, again = _STEPPED[event.role]
             yield _finding(program, event, what, again, doubts(event.value))
@@ -354,10 +359,18 @@ def _alike(program: Walked) -> Iterator[Finding]:
             for known, other in named:
                 if known == name and _follows(program, event, other):
                     later.add(f"{name!r} (line {other.step.line})")
+            if _is_in_turns(program, event.step):
+                later.add(f"{name!r} (in an earlier turn)")
             named.append((name, event))
         if later:
             message = f"a state is called {', '.join(sorted(later))} already"
             yield program.finding(ER310, event, message)
+
+
+def _is_in_turns(program: Walked, step: Step) -> bool:
+    """Return whether a plain loop runs a step again; of other loops ER402 speaks."""
+    is_plain = step.epoch is None and step.loop is None
+    return is_plain and step in program.graph.forward([step])
 
 
 def _names_of(event: Event) -> list[str]:
@@ -407,9 +420,9 @@ def _own_values(program: Walked) -> Iterator[Finding]:
             )
             help_text = "set it on all replicas, and test the rank only around effects"
             yield program.finding(ER311, event, message, help_text=help_text)
-        elif loop is not None and "batch" in event.taints:
+        elif (loop or event.step.epoch) and "batch" in event.taints:
             message = (
-                f"`{event.text}` gets what this replica's part of the batch gives; a "
+                f"`{event.text}` gets what this replica's part of the batches gives; a "
                 "checkpoint has that of rank 0, and gives it to all"
             )
             yield program.finding(ER311, event, message, doubts=doubts(loop))

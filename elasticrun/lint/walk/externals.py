@@ -208,7 +208,7 @@ def note_order(walk: Walk, value: Value, node: ast.AST) -> None:
     if value.kind == "set":
         made = "" if value.node is None else written(value.node)
         walk.step(walk.frame.statement)  # not a comprehension's
-        walk.note(node, "ordered", value, text=made)
+        walk.note(node, "ordered", value, text=made, taints=value.taints)
 
 
 def consume(walk: Walk, it: Called) -> Value | None:

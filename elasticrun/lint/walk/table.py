@@ -92,6 +92,11 @@ def _getattr(walk: Walk, it: Called) -> Value | None:
     return attribute(walk, it.args[0], name, it.node) if isinstance(name, str) else None
 
 
+def _len(_: Walk, it: Called) -> Value | None:
+    is_loader = any(each.kind == "loader" for each in it.args)
+    return unknown(taints=it.taints | {"num_batches"}) if is_loader else None
+
+
 def _environ(_: Walk, it: Called) -> Value | None:
     return unknown("environ", environment_taints(it.args[0])) if it.args else None
 
@@ -208,6 +213,8 @@ _FUNCTIONS = _table(
     (Row(do=externals.next_), "next"),
     (Row(do=_range), "range"),
     (Row(do=_getattr), "getattr"),
+    (Row(do=_len), "len"),
+    (Row("signal"), "signal.signal"),
     (Row(do=externals.consume), "sum max min any all"),
     (Row(do=externals.container), "list tuple set frozenset dict vars"),
     (Row(do=externals.make_container), "dataclasses.field"),
