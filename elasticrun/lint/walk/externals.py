@@ -31,7 +31,7 @@ from elasticrun.lint.walk.walk import Walk
 
 def call_unknown(walk: Walk, callee: Value, name: str, node: ast.Call) -> Value:
     """Return what a call of something unknown returns."""
-    sink = OPTIMIZER if callee.kind in ("model", "optimizer") else walk.sink
+    sink = OPTIMIZER if callee.kind in ("model", "optimizer") else None
     given = arguments(walk, node, sink)
     it = Called(given.args, given.keywords, name=name, node=node)
     value = opaque(walk, it)
