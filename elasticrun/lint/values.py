@@ -320,9 +320,14 @@ def sampling(dataset: Value) -> list[MethodDef]:
     """Return the methods of a data set of the program that make its samples."""
     if dataset.kind != "instance" or dataset.cls is None:
         return []
-    names = ("__getitem__", "__getitems__", "__iter__", "__len__", "__call__")
-    found = [dataset.cls.find(each) for each in names]
-    return [each[1] for each in found if each is not None]
+    names = ["__getitem__", "__getitems__", "__iter__", "__len__", "__call__"]
+    methods: list[MethodDef] = []
+    for name in names:  # which grow by what these call
+        found = dataset.cls.find(name)
+        if found is not None and found[1] not in methods:
+            methods.append(found[1])
+            names += sorted(fields_of(found[1]))
+    return methods
 
 
 @functools.cache

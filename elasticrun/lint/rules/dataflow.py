@@ -7,7 +7,15 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
 
-from elasticrun.lint.graph import DataLoop, EpochLoop, Read, Step, ValuePlace, Write
+from elasticrun.lint.graph import (
+    DataLoop,
+    EpochLoop,
+    Guard,
+    Read,
+    Step,
+    ValuePlace,
+    Write,
+)
 from elasticrun.lint.naming import named, written
 from elasticrun.lint.program import Walked
 from elasticrun.lint.values import Value
@@ -146,11 +154,12 @@ class Dataflow:
             (each.step.number, tests)
             for each in self.writes[place]
             if each.step in turns.inside and each.how == "set" and each.step.guards
-            if len(tests := _steady_tests(each.step, changed)) == len(each.step.guards)
+            for guards in [[e for e in each.step.guards if not _holds_first(e)]]
+            if len(tests := _steady_tests(guards, changed)) == len(guards)
         ]
 
         def is_old(step: Step) -> bool:
-            known = _steady_tests(step, changed) if fresh else set()
+            known = _steady_tests(step.guards, changed) if fresh else set()
             return not any(n < step.number and tests <= known for n, tests in fresh)
 
         reads = (each for each in self.reads[place] if each.step in exposed)
@@ -220,10 +229,16 @@ def steps_of(program: Walked, loop: DataLoop) -> set[Step]:
     return {step for step in program.graph.steps if step.is_in(loop)}
 
 
-def _steady_tests(step: Step, changed: set[str]) -> set[tuple[str, bool]]:
-    """Return the tests around a step that come out alike in a whole turn."""
+def _holds_first(guard: Guard) -> bool:
+    """Return whether a test like `i % n == 0` holds in the first turn of a loop."""
+    is_remainder = {"enumerated", "modulo"} <= guard.taints and guard.holds
+    return is_remainder and written(guard.test).endswith(" == 0")
+
+
+def _steady_tests(guards: Iterable[Guard], changed: set[str]) -> set[tuple[str, bool]]:
+    """Return the tests that come out alike in a whole turn."""
     found = set()
-    for guard in step.guards:
+    for guard in guards:
         may_change = bool(guard.taints - {"rank", "epoch"})
         if not guard.taints:
             may_change = any(

@@ -154,7 +154,8 @@ def _paths(program: Walked) -> Iterator[Finding]:
                 yield program.finding(ER403, event, text)
         elif not _is_own_path(event) and _is_written(event, zone):
             # What each start writes is mostly the same on all of them.
-            is_vague = zone == "P" or event.name in _MAY_ASK
+            is_log = event.name.startswith("logging.")
+            is_vague = (zone == "P" and not is_log) or event.name in _MAY_ASK
             text = "every replica writes this path"
             yield program.finding(ER403, event, text, doubts=int(is_vague))
 
@@ -184,7 +185,8 @@ def _is_own_path(event: Event) -> bool:
 def _is_written(event: Event, zone: str) -> bool:
     """Return whether a file is written, and ER104 or ER114 does not speak of it."""
     mode = event.how[:1] if event.what == "opened" else "w"
-    return mode in "wx" or (mode == "a" and (zone == "D" or is_once(event.step)))
+    is_last = mode == "a" and (zone == "D" or is_once(event.step))
+    return is_last or mode in "wx" or event.name.startswith("logging.")
 
 
 _UNCERTAIN = UNFIXED | {"rank"}
@@ -220,7 +222,7 @@ def _uncertain(program: Walked) -> Iterator[Finding]:
             continue
         inner = event.step.guards[len(loop_left.step.guards) :]
         what = in_words(_uncertain_of(inner))
-        if not what and isinstance(loop_left, DataLoop):
+        if not what:
             is_own = any("batch" in guard.taints for guard in inner)
             what = "this replica's part of the batch" if is_own else ""
         if what:

@@ -355,22 +355,19 @@ def _alike(program: Walked) -> Iterator[Finding]:
     named: list[tuple[str, Event]] = []
     for event in program.events("state"):
         later: set[str] = set()
+        step = event.step
+        is_around = step.epoch is not None or step.loop is not None  # ER402 speaks
+        is_again = not is_around and step in program.graph.forward([step])
         for name in _names_of(event):
             for known, other in named:
                 if known == name and _follows(program, event, other):
                     later.add(f"{name!r} (line {other.step.line})")
-            if _is_in_turns(program, event.step):
+            if is_again:
                 later.add(f"{name!r} (in an earlier turn)")
             named.append((name, event))
         if later:
             message = f"a state is called {', '.join(sorted(later))} already"
             yield program.finding(ER310, event, message)
-
-
-def _is_in_turns(program: Walked, step: Step) -> bool:
-    """Return whether a plain loop runs a step again; of other loops ER402 speaks."""
-    is_plain = step.epoch is None and step.loop is None
-    return is_plain and step in program.graph.forward([step])
 
 
 def _names_of(event: Event) -> list[str]:

@@ -317,7 +317,9 @@ def _of_data(program: Walked, seen: list[Value | None]) -> Iterator[Finding]:
             )
             yield program.finding(ER301, event, message)
     for event in program.events("made", role="loader"):
-        for own in dict.fromkeys(_drawn_by(event.given.args[:1]), 1):
+        collate = event.given.keywords.get("collate_fn")
+        makers = [*event.given.args[:1], *([collate] if collate is not None else [])]
+        for own in dict.fromkeys(_drawn_by(makers), 1):
             if own not in seen and not own.registered:
                 seen.append(own)
                 message = (

@@ -29,12 +29,23 @@ def assign(walk: Walk, target: ast.expr, value: Value, how: str) -> None:
         key = walk.evaluate(target.slice)
         known = key_of(key)
         name = "[]" if known is None else known
-        how = "weak" if known is None and how == "set" else how
+        if known is None and how == "set":
+            how = "set" if _fills(walk, target.slice) else "weak"
+            base.taints |= value.taints & OF_CONTENT
         _assign_member(walk, base, name, target, value, how)
     elif isinstance(target, ast.Tuple | ast.List):
         _unpack(walk, target, value, how)
     elif isinstance(target, ast.Starred):
         walk.assign(target.value, unknown(taints=value.taints), how=how)
+
+
+def _fills(walk: Walk, key: ast.expr) -> bool:
+    """Return whether each turn of `for key in range(n):` sets its item of something."""
+    turn = next(reversed(walk.turns), None)
+    if not isinstance(turn, ast.For) or walk.frame.statement not in turn.body:
+        return False
+    is_whole = isinstance(turn.iter, ast.Call) and last_name(turn.iter.func) == "range"
+    return is_whole and written(turn.target) == written(key)
 
 
 def _evaluate_base(walk: Walk, node: ast.expr) -> Value:

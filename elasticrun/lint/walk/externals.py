@@ -315,6 +315,15 @@ def open_file(walk: Walk, it: Called, path: Value) -> Value:
     return value
 
 
+def log_file(walk: Walk, it: Called) -> Value | None:
+    """Note a file to which the process logs."""
+    path = it.keywords.get("filename") or next(iter(it.args), None)
+    if path is not None:
+        paths = Arguments([path])
+        walk.note(it.node, "opened", given=paths, name=it.name, how="a")
+    return None
+
+
 def _path_text(node: ast.Call) -> str:
     function = node.func
     if isinstance(function, ast.Attribute) and not _names_a_file(node):

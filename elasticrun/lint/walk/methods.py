@@ -27,7 +27,7 @@ from elasticrun.lint.walk.externals import (
     write_content,
 )
 from elasticrun.lint.walk.functions import call_function
-from elasticrun.lint.walk.losses import SELECTED, taints_of_method
+from elasticrun.lint.walk.losses import SELECTED, taints_of_method, with_number
 from elasticrun.lint.walk.walk import Walk
 
 _TENSOR_DRAWS = named(
@@ -123,7 +123,7 @@ def reset(walk: Walk, it: MethodCalled) -> Value:
     if not given:
         return draw(walk, it)
     walk.note(it.node, "seeded", it.receiver, name=it.name, given=Arguments(given))
-    return unknown(taints=taints_of(given))
+    return unknown(taints=taints_of(given) | {"batch"})
 
 
 def _is_none(value: Value) -> bool:
@@ -225,6 +225,15 @@ def topk(_: Walk, it: MethodCalled) -> Value:
     """Return the largest ones: of a batch some, if it decides how many."""
     is_share = any("batch" in each.taints for each in it.args[:1])
     return unknown(taints=it.receiver.taints | ({SELECTED} if is_share else set()))
+
+
+def add_up(_: Walk, it: MethodCalled) -> Value:
+    """Return a sum: of a batch a number, if the samples are added up."""
+    by_name = [v for k, v in it.keywords.items() if k in ("dim", "axis")]
+    dims = next(iter([*it.args, *by_name]), constant(0))
+    over = [each.constant for each in (dims, *dims.parts)]
+    taints = it.receiver.taints
+    return unknown(taints=with_number(taints) if 0 in over else taints)
 
 
 # Anything.

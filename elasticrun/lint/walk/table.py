@@ -214,6 +214,9 @@ _FUNCTIONS = _table(
     (Row(do=_range), "range"),
     (Row(do=_getattr), "getattr"),
     (Row(do=_len), "len"),
+    (Row(do=externals.log_file), """
+        logging.basicConfig logging.FileHandler logging.handlers.RotatingFileHandler
+    """),
     (Row("signal"), "signal.signal"),
     (Row(do=externals.consume), "sum max min any all"),
     (Row(do=externals.container), "list tuple set frozenset dict vars"),
@@ -398,6 +401,7 @@ _METHODS: dict[str, dict[str, Row]] = {
         **dict.fromkeys(CHANGING, Row(sink=CONTENT, do=methods.keep)),
         **dict.fromkeys(("resample", "reshuffle"), Row(do=methods.resample)),
         "topk": Row(do=methods.topk),
+        **dict.fromkeys(("sum", "count_nonzero"), Row(do=methods.add_up)),
     },
 }  # fmt: skip
 
