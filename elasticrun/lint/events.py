@@ -20,6 +20,7 @@ What = Literal[
     "backward",  # gradients are computed of a loss with these taints
     "set up",  # how a model trains: what is frozen, or an attribute of a module
     "added",  # something with these taints, to an Accumulator
+    "divided",  # what an Accumulator has, by the number of batches
     "changed",  # a field of something saved gets a value: set, updated, or grown
     # Random numbers: a generator (the value, or a global one) is seeded, or drawn from.
     "seeded", "drawn",
@@ -34,6 +35,7 @@ What = Literal[
     "job",  # something of elasticrun is called, which makes the job if it is the first
     # Loops: a `break`, a loop that counts, a zip; an iterator is made, asked by `next`.
     "left", "counted", "zipped", "iterated", "asked",
+    "signal",  # gets a handler
     "guarded", "suppressed",  # by a `try`, or a `suppress` that catches a stop
 ]  # fmt: skip
 

@@ -20,11 +20,13 @@ next_uid = itertools.count(1).__next__  # of values and of frames, which have pl
 #   restarts), time, entropy (such as a process's number), random (a draw).
 #   Of loops: epoch (a number that a restart brings back), enumerated (one that begins
 #   at 0 again), modulo (a remainder of something else), batch, is_step.
-#   Of batches: valid (it leaves padding out).
+#   Of batches: valid (it leaves padding out), num_batches, accumulated (a sum that an
+#   Accumulator has).
 #   Of tests: once (`once(key)`), exists (whether a file does).
-#   Of files: path, temporary.
+#   Of files: path, temporary. Of texts: text.
 #   Of losses: see walk/losses.py.
 NO_TAINTS: frozenset[str] = frozenset()
+OF_CONTENT = frozenset(("batch", "text"))  # also of a container that gets it
 UNFIXED = frozenset(("time", "entropy", "random"))  # another one at each start
 
 # What a value is. The type checker refuses to compare it with a name that is not here.
@@ -318,9 +320,14 @@ def sampling(dataset: Value) -> list[MethodDef]:
     """Return the methods of a data set of the program that make its samples."""
     if dataset.kind != "instance" or dataset.cls is None:
         return []
-    names = ("__getitem__", "__getitems__", "__iter__", "__len__", "__call__")
-    found = [dataset.cls.find(each) for each in names]
-    return [each[1] for each in found if each is not None]
+    names = ["__getitem__", "__getitems__", "__iter__", "__len__", "__call__"]
+    methods: list[MethodDef] = []
+    for name in names:  # which grow by what these call
+        found = dataset.cls.find(name)
+        if found is not None and found[1] not in methods:
+            methods.append(found[1])
+            names += sorted(fields_of(found[1]))
+    return methods
 
 
 @functools.cache

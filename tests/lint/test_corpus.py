@@ -11,6 +11,16 @@ MISSED = {
     ("ner/metrics.py", 27): 'self.counts["tp"] += len(a & b)',
     # No rule knows what gives parameters other names.
     ("pruning.py", 92): "prune.global_unstructured(...)",
+    # In general an Accumulator's sum comes back; here it was emptied before.
+    ("active_learning.py", 78): "curve.append(...)",
+    # Only lines for people depend on it; the same in mnist_basic.py has no label.
+    ("audio_keywords.py", 68): "for i, (wave, label) in enumerate(loader):",
+    # Only a restart within the test copies its middle, which this puts back.
+    ("lr_range_test.py", 44): "self.net.load_state_dict(weights)",
+    # No rule knows that a drawn name chooses what all replicas train together.
+    ("multitask_text.py", 90): "task = random.choices(list(TASKS), sizes)[0]",
+    # ER503 names the optimizer that gets it, in the other file (main.py).
+    ("simclr/config.py", 32): "return self.optim.lr * ... * world_size() / 256",
 }
 FALSE = {
     # As many targets are ignored in each sample, which no line of the loop tells.
@@ -37,7 +47,7 @@ def test_no_alarm_is_false(measured: list[Measured]) -> None:
 def test_recall_and_precision(measured: list[Measured]) -> None:
     num_mistakes = sum(each.num_mistakes for each in measured)
     num_messages = sum(each.num_messages for each in measured)
-    assert len(PROGRAMS) >= 100
-    assert num_mistakes >= 230
+    assert len(PROGRAMS) >= 130
+    assert num_mistakes >= 320
     assert 1 - len(MISSED) / num_mistakes >= 0.95
     assert 1 - len(FALSE) / num_messages >= 0.95

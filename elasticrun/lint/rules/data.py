@@ -187,7 +187,8 @@ def _orders(program: Walked) -> Iterator[Finding]:
         if program.zone(event.step) in ("", "D") or "HASHSEED" in module.text:
             continue
         text = event.text + _given(event)
-        if not _TEXTS.search(text) or not _keeps_order(event):
+        is_of_texts = "text" in event.taints or _TEXTS.search(text)
+        if not is_of_texts or not _keeps_order(event):
             continue
         message = (
             "the order of a set of texts is another one in each process, so replicas "

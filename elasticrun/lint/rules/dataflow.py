@@ -7,7 +7,15 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
 
-from elasticrun.lint.graph import DataLoop, EpochLoop, Read, Step, ValuePlace, Write
+from elasticrun.lint.graph import (
+    DataLoop,
+    EpochLoop,
+    Guard,
+    Read,
+    Step,
+    ValuePlace,
+    Write,
+)
 from elasticrun.lint.naming import named, written
 from elasticrun.lint.program import Walked
 from elasticrun.lint.values import Value
@@ -23,6 +31,8 @@ _KEPT = named(
     "model param optimizer param_groups group ext module loader plain_loader "
     "tracker file opaque scheduler ema scaler"
 )
+# What a later start makes again; of iterators ER203 and ER207 speak.
+_ANEW = ("iterator", "file", "opaque")
 
 
 class Turns(NamedTuple):
@@ -115,9 +125,8 @@ class Dataflow:
         places: dict[ValuePlace, list[Write]] = {}
         for step in self.program.graph.steps:
             for write in step.writes if step in inside else ():
-                # Of iterators ER203 and ER207 speak.
-                is_iterator = write.value is not None and write.value.kind == "iterator"
-                if write.how in _NO_NEWS or _is_creation(write) or is_iterator:
+                is_made_anew = write.value is not None and write.value.kind in _ANEW
+                if write.how in _NO_NEWS or _is_creation(write) or is_made_anew:
                     continue
                 if self.reads.get(write.place):
                     places.setdefault(write.place, []).append(write)
@@ -145,11 +154,12 @@ class Dataflow:
             (each.step.number, tests)
             for each in self.writes[place]
             if each.step in turns.inside and each.how == "set" and each.step.guards
-            if len(tests := _steady_tests(each.step, changed)) == len(each.step.guards)
+            for guards in [[e for e in each.step.guards if not _holds_first(e)]]
+            if len(tests := _steady_tests(guards, changed)) == len(guards)
         ]
 
         def is_old(step: Step) -> bool:
-            known = _steady_tests(step, changed) if fresh else set()
+            known = _steady_tests(step.guards, changed) if fresh else set()
             return not any(n < step.number and tests <= known for n, tests in fresh)
 
         reads = (each for each in self.reads[place] if each.step in exposed)
@@ -219,10 +229,16 @@ def steps_of(program: Walked, loop: DataLoop) -> set[Step]:
     return {step for step in program.graph.steps if step.is_in(loop)}
 
 
-def _steady_tests(step: Step, changed: set[str]) -> set[tuple[str, bool]]:
-    """Return the tests around a step that come out alike in a whole turn."""
+def _holds_first(guard: Guard) -> bool:
+    """Return whether a test like `i % n == 0` holds in the first turn of a loop."""
+    is_remainder = {"enumerated", "modulo"} <= guard.taints and guard.holds
+    return is_remainder and written(guard.test).endswith(" == 0")
+
+
+def _steady_tests(guards: Iterable[Guard], changed: set[str]) -> set[tuple[str, bool]]:
+    """Return the tests that come out alike in a whole turn."""
     found = set()
-    for guard in step.guards:
+    for guard in guards:
         may_change = bool(guard.taints - {"rank", "epoch"})
         if not guard.taints:
             may_change = any(

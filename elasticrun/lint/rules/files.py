@@ -206,6 +206,10 @@ def _moved(program: Walked, event: Event) -> Iterator[Finding]:
     is_temporary = any("temporary" in each.taints for each in event.given.args)
     is_turned = any(isinstance(each, ast.For) for each in event.turns)
     is_rotated = is_turned and event.name.endswith(("replace", "rename", "move"))
+    if _is_emptied(program, event):
+        message = "folder emptied at each start, of what the starts before wrote to it"
+        yield program.finding(ER105, event, message)
+        return
     if is_tolerant or is_temporary or (is_checked(event.step) and not is_rotated):
         return
     if any(word in each or not each for each in event.catching for word in _FORGIVING):
@@ -218,6 +222,19 @@ def _moved(program: Walked, event: Event) -> Iterator[Finding]:
     zone = program.zone(event.step)
     message = f"{event.name} in zone {zone} cannot be repeated; a restart runs it again"
     yield program.finding(ER106, event, message, loop=loop, doubts=doubts(event.value))
+
+
+def _is_emptied(program: Walked, event: Event) -> bool:
+    """Return whether a folder is removed at each start, to be made anew."""
+    if event.name != "shutil.rmtree" or not program.is_before_epochs(event):
+        return False
+    assert isinstance(event.at, ast.Call)
+    path = written(event.at.args[0]) if event.at.args else ""
+    return any(
+        each is not event and path in written(each.at)
+        for each in program.events("moved")
+        if each.name.endswith(("mkdir", "makedirs")) and path
+    )
 
 
 def _is_made_just_before(event: Event) -> bool:
@@ -270,7 +287,7 @@ def _disturbs(event: Event) -> bool:
     if event.what == "moved":
         return "exist_ok" not in keywords_of(event.at)
     if event.what == "opened":
-        return event.how[:1] in ("w", "a", "x")
+        return event.how[:1] in ("w", "a", "x") and not event.name  # that of a log
     return event.what in ("port", "saved")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop, Read, Step, ValuePlace, Write
+from elasticrun.lint.naming import written
 from elasticrun.lint.program import doubts, is_once
 from elasticrun.lint.rules.dataflow import PARTIAL, Dataflow, is_clock
 from elasticrun.lint.values import Value
@@ -193,9 +194,9 @@ def _as_step(flow: Dataflow, place: ValuePlace, seen: set[ValuePlace]) -> Read |
 
 
 def _asks_first(read: Read) -> bool:
-    """Return whether a test is for the first batch, and nothing is left by it."""
+    """Return whether a test is for the first batch; nothing is left or saved by it."""
     statement = read.step.node
-    if not isinstance(statement, ast.If):
+    if not isinstance(statement, ast.If) or "save" in written(statement):
         return False
     if any(
         isinstance(each, ast.Break | ast.Continue | ast.Return)

@@ -124,7 +124,9 @@ def _turn_again(program: Walked, loop: WalkedLoop) -> ast.AST | None:
     """
     around = [loop.epoch.at] if loop.epoch is not None else []
     turn = next(reversed((*around, *loop.turns)), None)
-    if turn is None or _total(loop) is None or _may_change(loop, turn):
+    bound = loop.bound if isinstance(loop, EpochLoop) else None
+    is_fixed = _total(loop) is not None or isinstance(bound, ast.Name | ast.Attribute)
+    if turn is None or not is_fixed or _may_change(loop, turn):
         return None
     handlers = [each for each in ast.walk(turn) if isinstance(each, ast.ExceptHandler)]
     handled = {id(node) for handler in handlers for node in ast.walk(handler)}
@@ -138,10 +140,10 @@ def _may_change(loop: WalkedLoop, turn: ast.AST) -> bool:
     """Return whether a later turn of the loop around may have another bound."""
     bound = loop.bound if isinstance(loop, EpochLoop) else None
     nodes = list(ast.walk(turn))
-    names = [each for each in nodes if isinstance(each, ast.Name)]
-    changing = {each.id for each in names if isinstance(each.ctx, ast.Store)}
+    names = [each for each in nodes if isinstance(each, ast.Name | ast.Attribute)]
+    changing = {written(each) for each in names if isinstance(each.ctx, ast.Store)}
     is_inside = any(each is loop.at for each in nodes)
-    return any(
+    return written(bound or ast.Pass()) in changing or any(
         each.id in changing or not (is_inside or each.id.isupper())
         for each in ast.walk(bound or ast.Pass())
         if isinstance(each, ast.Name)

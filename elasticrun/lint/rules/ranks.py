@@ -143,6 +143,8 @@ _MAY_ASK = named("save save_checkpoint push_to_hub torch.distributed.checkpoint.
 def _paths(program: Walked) -> Iterator[Finding]:
     for event in program.events("saved", "opened", "sent"):
         zone = program.zone(event.step)
+        if not zone and event.step in program.zones.after_loops:
+            zone = "D"
         if not zone or _rank_guard(event.step) is not None:
             continue
         if event.what == "sent":
@@ -152,7 +154,8 @@ def _paths(program: Walked) -> Iterator[Finding]:
                 yield program.finding(ER403, event, text)
         elif not _is_own_path(event) and _is_written(event, zone):
             # What each start writes is mostly the same on all of them.
-            is_vague = zone == "P" or event.name in _MAY_ASK
+            is_log = event.name.startswith("logging.")
+            is_vague = (zone == "P" and not is_log) or event.name in _MAY_ASK
             text = "every replica writes this path"
             yield program.finding(ER403, event, text, doubts=int(is_vague))
 
@@ -182,7 +185,8 @@ def _is_own_path(event: Event) -> bool:
 def _is_written(event: Event, zone: str) -> bool:
     """Return whether a file is written, and ER104 or ER114 does not speak of it."""
     mode = event.how[:1] if event.what == "opened" else "w"
-    return mode in "wx" or (mode == "a" and (zone == "D" or is_once(event.step)))
+    is_last = mode == "a" and (zone == "D" or is_once(event.step))
+    return is_last or mode in "wx" or event.name.startswith("logging.")
 
 
 _UNCERTAIN = UNFIXED | {"rank"}
@@ -218,7 +222,7 @@ def _uncertain(program: Walked) -> Iterator[Finding]:
             continue
         inner = event.step.guards[len(loop_left.step.guards) :]
         what = in_words(_uncertain_of(inner))
-        if not what and isinstance(loop_left, DataLoop):
+        if not what:
             is_own = any("batch" in guard.taints for guard in inner)
             what = "this replica's part of the batch" if is_own else ""
         if what:
@@ -284,6 +288,29 @@ def _catches_stop(handler: ast.ExceptHandler) -> bool:
     return not STOPS.isdisjoint(map(last_name, kinds))
 
 
+ER212 = Rule(
+    "ER212 W signal handler in the place of the stop",
+    help="leave the signal to elasticrun, or let the handler call request_stop()",
+)
+_ANNOUNCING = named("SIGHUP SIGUSR1 SIGUSR2")  # no stops where a program takes them
+_ENDING = re.compile(r"\b(?:_?exit|quit|raise|SIG_DFL|SIG_IGN)\b")
+
+
+def _signals(program: Walked) -> Iterator[Finding]:
+    for event in program.events("signal"):
+        names = [each.name.rpartition(".")[2] for each in event.given.args[:1]]
+        handler = next(iter(event.given.args[1:]), None)
+        if handler is None or handler.kind not in ("func", "ext"):
+            continue
+        text = handler.name if handler.node is None else written(handler.node)
+        is_taken = handler.kind == "func" and not _ANNOUNCING.isdisjoint(names)
+        is_end = "SIGTERM" in names and _ENDING.search(text)
+        if (is_taken or is_end) and "request_" not in text:
+            message = f"with this handler the job does not save and stop at {names[0]}"
+            yield program.finding(ER212, event, message)
+
+
 CHECKS = (
-    _collectives, _loops, _states, _paths, _trackers, _uncertain, _cut_short, _handlers
+    _collectives, _loops, _states, _paths, _trackers, _uncertain, _cut_short, _handlers,
+    _signals,
 )  # fmt: skip

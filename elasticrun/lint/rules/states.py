@@ -12,6 +12,7 @@ from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts, is_once
 from elasticrun.lint.values import Class, Value
 
+_PARAMETER = "torch.nn.Parameter"
 _TAKING_ALL = frozenset(("vars", "setattr", "getattr", "super"))
 
 
@@ -177,12 +178,15 @@ def _unregistered_models(
             continue
         if not _is_known(model, by) or model.node is None or model.made_at < 0:
             continue
+        what = "parameter" if model.name == _PARAMETER else "model"
         message = (
-            "this model is trained and in no state: a restart begins with a new one"
+            f"this {what} is trained and in no state: a restart begins with a new one"
         )
         reported.add(model.uid)
         made = program.made(model)
         known = _common_call(made.step, event.step)
+        if made.step.call is not None and made.step.call.name == "__init__":
+            known = made.step.call  # It is what a class has, not what it gives.
         yield program.finding(ER306, program.called_at(made, known), message)
 
 
@@ -238,6 +242,8 @@ def _models_of(value: Value, depth: int = 4) -> Iterator[Value]:
     """Yield the models whose parameters a value holds."""
     if value.kind == "param" and value.owner is not None:
         yield value.owner
+    elif value.name == _PARAMETER:
+        yield value
     elif depth:
         for part in (*value.parts, *value.attrs.values()):
             yield from _models_of(part, depth - 1)
@@ -299,13 +305,14 @@ def _changes(program: Walked) -> Iterator[Finding]:
     for event in program.events("trained"):
         if event.how == "apply" and not _changes_weights(event.at):
             continue
-        if event.how == "data" and event.registered and not is_once(event.step):
-            if program.replayed(event) or event.step in program.zones.between:
-                message = (
-                    "weights replaced through .data in replayed code, which the end of "
-                    "the replay does not see, and so not undo"
-                )
-                yield program.finding(ER107, event, message)
+        is_unseen = event.how == "data" and event.registered and not is_once(event.step)
+        is_again = program.replayed(event) or event.step in program.zones.between
+        if is_unseen and is_again:
+            message = (
+                "weights replaced through .data in replayed code, which the end of "
+                "the replay does not see, and so not undo"
+            )
+            yield program.finding(ER107, event, message)
         elif _is_done_again(program, event):
             what, again = _STEPPED[event.role]
             yield _finding(program, event, what, again, doubts(event.value))
@@ -348,10 +355,15 @@ def _alike(program: Walked) -> Iterator[Finding]:
     named: list[tuple[str, Event]] = []
     for event in program.events("state"):
         later: set[str] = set()
+        step = event.step
+        is_around = step.epoch is not None or step.loop is not None  # ER402 speaks
+        is_again = not is_around and step in program.graph.forward([step])
         for name in _names_of(event):
             for known, other in named:
                 if known == name and _follows(program, event, other):
                     later.add(f"{name!r} (line {other.step.line})")
+            if is_again:
+                later.add(f"{name!r} (in an earlier turn)")
             named.append((name, event))
         if later:
             message = f"a state is called {', '.join(sorted(later))} already"
@@ -405,9 +417,9 @@ def _own_values(program: Walked) -> Iterator[Finding]:
             )
             help_text = "set it on all replicas, and test the rank only around effects"
             yield program.finding(ER311, event, message, help_text=help_text)
-        elif loop is not None and "batch" in event.taints:
+        elif (loop or event.step.epoch) and "batch" in event.taints:
             message = (
-                f"`{event.text}` gets what this replica's part of the batch gives; a "
+                f"`{event.text}` gets what this replica's part of the batches gives; a "
                 "checkpoint has that of rank 0, and gives it to all"
             )
             yield program.finding(ER311, event, message, doubts=doubts(loop))

@@ -69,9 +69,8 @@ def _each_micro_batch(program: Walked) -> Iterator[Finding]:
                 f"{what} in each micro-batch of the loop over {loop.text} at line "
                 f"{loop.line}, not once a step"
             )
-            yield program.finding(
-                ER308, event, message, doubts=doubts(event.value, loop)
-            )
+            at = program.called_at(event, loop.step.call)
+            yield program.finding(ER308, at, message, doubts=doubts(event.value, loop))
 
 
 def cut_loaders(program: Walked) -> set[Value | None]:
@@ -162,6 +161,22 @@ def _padding(program: Walked) -> Iterator[Finding]:
         yield program.finding(ER312, event, message, doubts=doubts(loop))
 
 
+ER313 = Rule(
+    "ER313 W sum of all replicas divided by the number of batches",
+    help="add up sums over samples, and divide by loader.num_samples",
+)
+
+
+def _quotients(program: Walked) -> Iterator[Finding]:
+    """Yield means of batches that each replica adds, divided by the global batches."""
+    for event in program.events("divided"):
+        message = (
+            "this sum has what each replica adds in each batch, and is divided by the "
+            "number of global batches"
+        )
+        yield program.finding(ER313, event, message)
+
+
 def _is_padded(given: Arguments) -> bool:
     """Return whether a loader may have batches with padding."""
     even, drop = given.keywords.get("even_batches"), given.keywords.get("drop_last")
@@ -170,4 +185,4 @@ def _is_padded(given: Arguments) -> bool:
     )
 
 
-CHECKS = (_accumulation, _each_micro_batch, _losses, _padding)
+CHECKS = (_accumulation, _each_micro_batch, _losses, _padding, _quotients)

@@ -31,6 +31,7 @@ def check(program: Walked) -> Iterator[Finding]:
                 yield from _over_epochs(flow, turns.loop, turns, carried, lost)
             elif carried.place not in lost:
                 yield from _over_turns(flow, turns, carried, lost)
+    yield from _over_rounds(flow, lost)
     yield from behind(flow, lost)
     yield from _left(flow, lost)
 
@@ -137,8 +138,14 @@ def _over_turns(
     exposed = flow.reached(turns.head, carried.place, turns.inside) & turns.inside
     reads = flow.seen_from(turns, carried.place, exposed)
     loudness = flow.loudness(reads)
-    is_axis = loop is not None and loop.epoch is None and _is_axis(flow, carried, reads)
-    if not carried.survivors or (loudness != "decides" and not is_axis):
+    # What is only shown is lost if it never begins anew.
+    own = (each for each in flow.writes[carried.place] if each.step in turns.inside)
+    is_seen = loudness == "decides" or (
+        loudness == "shown"
+        and getattr(loop, "epoch", None) is None
+        and all(each.how in PARTIAL for each in own)
+    )
+    if not carried.survivors or not is_seen:
         return
     lost.add(carried.place)
     write = _telling(carried)
@@ -153,15 +160,26 @@ def _over_turns(
     yield flow.program.finding(ER301, write, message, loop=loop, severity=severity)
 
 
-def _is_axis(flow: Dataflow, carried: Carried, reads: list[Read]) -> bool:
-    """Return whether a place counts the steps of what a tracker gets."""
-    counts = all(
-        each.how == "update" and each.value and "batch" not in each.value.taints
-        for each in carried.survivors
-    )
-    places = flow.followed({place for read in reads for place in read.sink.places})
-    every = [*reads, *(r for p in places for r in flow.reads.get(p, ()))]
-    return counts and any(each.sink.kind == "track" for each in every)
+def _over_rounds(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
+    """Yield what a plain loop around epoch loops keeps of what its turns trained."""
+    program, graph = flow.program, flow.program.graph
+    for turn in dict.fromkeys(e.turns[0] for e in graph.epochs if e.turns):
+        head = [each for each in graph.steps if each.node is turn][-1]
+        turns = Turns(head, graph.forward([head]) & graph.backward([head]), None)
+        for place, survivors in flow.carried(turns):
+            write = survivors[-1]
+            taints = write.value.taints if write.value is not None else frozenset()
+            reads = flow.seen_from(turns, place, flow.reached(head, place))
+            is_between = write.step in program.zones.between and write.how in PARTIAL
+            if place in lost or not is_between or "batch" not in taints:
+                continue
+            if flow.loudness(reads):
+                lost.add(place)
+                message = (
+                    f"`{write.name}` keeps what turns of the loop at line {head.line} "
+                    "trained; after a restart these run again, and train nothing"
+                )
+                yield program.finding(ER301, write, message)
 
 
 def _telling(carried: Carried) -> Write:
@@ -299,7 +317,9 @@ def _of_data(program: Walked, seen: list[Value | None]) -> Iterator[Finding]:
             )
             yield program.finding(ER301, event, message)
     for event in program.events("made", role="loader"):
-        for own in dict.fromkeys(_drawn_by(event.given.args[:1]), 1):
+        collate = event.given.keywords.get("collate_fn")
+        makers = [*event.given.args[:1], *([collate] if collate is not None else [])]
+        for own in dict.fromkeys(_drawn_by(makers), 1):
             if own not in seen and not own.registered:
                 seen.append(own)
                 message = (

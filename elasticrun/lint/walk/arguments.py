@@ -59,13 +59,18 @@ def bound_arguments(
     """Evaluate each argument with the parameter that it flows to as its sink."""
     function = callee.node
     assert isinstance(function, Function)
-    names = [each.arg for each in function.args.posonlyargs + function.args.args]
+    spec = function.args
+    names = [each.arg for each in spec.posonlyargs + spec.args]
     if callee.owner is not None:
         names = names[1:]
+    known = {*names, *(each.arg for each in spec.kwonlyargs)}
 
     def sink_of(key: int | str) -> Sink:
-        if isinstance(key, int):
-            key = names[key] if key < len(names) else "*"
+        rest = spec.kwarg if isinstance(key, str) else spec.vararg
+        if isinstance(key, int) and key < len(names):
+            key = names[key]
+        if key not in known and rest is not None:
+            key = rest.arg
         return flow_to((callee_frame.uid, key))
 
     return _evaluated(walk, node, sink_of)

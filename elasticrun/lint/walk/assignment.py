@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from elasticrun.lint.graph import OPTIMIZER, OWN, SAVE, VALUE, Sink, ValuePlace, flow_to
 from elasticrun.lint.naming import last_name, written
-from elasticrun.lint.values import Value, element_of, key_of, unknown
+from elasticrun.lint.values import OF_CONTENT, Value, element_of, key_of, unknown
 from elasticrun.lint.walk.externals import write_content
 from elasticrun.lint.walk.losses import taints_of_quotient
 from elasticrun.lint.walk.walk import RunStatement, Walk
@@ -29,12 +29,23 @@ def assign(walk: Walk, target: ast.expr, value: Value, how: str) -> None:
         key = walk.evaluate(target.slice)
         known = key_of(key)
         name = "[]" if known is None else known
-        how = "weak" if known is None and how == "set" else how
+        if known is None and how == "set":
+            how = "set" if _fills(walk, target.slice) else "weak"
+            base.taints |= value.taints & OF_CONTENT
         _assign_member(walk, base, name, target, value, how)
     elif isinstance(target, ast.Tuple | ast.List):
         _unpack(walk, target, value, how)
     elif isinstance(target, ast.Starred):
         walk.assign(target.value, unknown(taints=value.taints), how=how)
+
+
+def _fills(walk: Walk, key: ast.expr) -> bool:
+    """Return whether each turn of `for key in range(n):` sets its item of something."""
+    turn = next(reversed(walk.turns), None)
+    if not isinstance(turn, ast.For) or walk.frame.statement not in turn.body:
+        return False
+    is_whole = isinstance(turn.iter, ast.Call) and last_name(turn.iter.func) == "range"
+    return is_whole and written(turn.target) == written(key)
 
 
 def _evaluate_base(walk: Walk, node: ast.expr) -> Value:
@@ -214,6 +225,7 @@ def _run_aug_assign(walk: Walk, node: ast.AugAssign) -> None:
             node, "changed", old, how="grow", name="[]", text=written(node.target)
         )
         old.is_complete = False
+        old.taints |= value.taints & OF_CONTENT
         return
     if old.kind == "param":
         walk.note(node, "trained", old.owner, role="weights", how="in place")
@@ -241,7 +253,7 @@ def _note_assigned(
     node: ast.Assign,
     taints: frozenset[str],
 ) -> None:
-    """Note what an assignment changes, unless it only keeps the larger or smaller."""
+    """Note what an assignment changes; keeping the larger or smaller is no update."""
     if isinstance(target, ast.Tuple | ast.List):
         values = value.elts if isinstance(value, ast.Tuple) else []
         for index, each in enumerate(target.elts):
@@ -249,10 +261,9 @@ def _note_assigned(
             _note_assigned(walk, each, source, node, taints)
     elif not isinstance(target, ast.Attribute | ast.Subscript):
         return
-    elif _how(walk, target, value) == "set":
-        _note_change(walk, target, node, "set", taints)
-    elif not _is_bounding(value):
-        _note_change(walk, target, node, "update", taints)
+    else:
+        how = "set" if _is_bounding(value) else _how(walk, target, value)
+        _note_change(walk, target, node, how, taints)
 
 
 def _note_change(
@@ -272,6 +283,8 @@ def _note_change(
     if is_update and any(x.kind == "param" for x in (base, *base.parts)):
         walk.note(node, "trained", base, role="average")
     elif base.kind == "accumulator":
+        if "world_size" in taints:
+            base.taints -= {"accumulated"}  # a mean of all replicas
         walk.note(node, "added", base, taints=taints)
     elif base.is_durable and base.kind != "model":
         if isinstance(target, ast.Attribute):
@@ -290,7 +303,8 @@ def _note_set_up(
     if target.attr not in ("data", "grad"):
         walk.note(node, "set up", base, text=written(target))
     elif target.attr == "data" and how == "update" and base.kind == "param":
-        walk.note(node, "trained", base.owner, role="weights", how="in place")
+        how = "in place" if walk.loop else "data"  # that no end of a replay sees
+        walk.note(node, "trained", base.owner, role="weights", how=how)
 
 
 def _quietly(walk: Walk, node: ast.expr) -> Value:

@@ -85,7 +85,9 @@ def until(_: Walk, it: Called) -> Value:
 
 def make_accumulator(walk: Walk, it: Called) -> Value:
     """Return an Accumulator."""
-    return _state(walk, it, "accumulator")
+    value = _state(walk, it, "accumulator")
+    value.taints = frozenset(("accumulated",))
+    return value
 
 
 # Loops that cannot be seen.

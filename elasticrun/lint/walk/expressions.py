@@ -62,7 +62,11 @@ def _evaluate_bin_op(walk: Walk, node: ast.BinOp) -> Value:
     if left.kind == "set":
         return Value("set", node=left.node, is_complete=False, taints=taints)
     if isinstance(node.op, ast.Div):
+        if "accumulated" in left.taints and "num_batches" in right.taints:
+            walk.note(node, "divided")
         taints = taints_of_quotient(left, right, node.right)
+    if isinstance(node.op, ast.Mult):
+        taints -= {"num_batches"}
     if isinstance(node.op, ast.MatMult):
         taints = taints_of_product(left, right, node.right)
     if isinstance(node.op, ast.Mod) and "epoch" not in left.taints:
@@ -160,7 +164,7 @@ def _evaluate_sequence(walk: Walk, node: ast.List | ast.Tuple | ast.Set) -> Valu
     for element in node.elts:
         value = walk.evaluate(element)
         if isinstance(element, ast.Starred):
-            parts += value.parts
+            parts += [value] if value.kind == "param" else value.parts
             is_complete &= value.kind in ("list", "tuple") and value.is_complete
         else:
             parts.append(value)
@@ -327,6 +331,8 @@ def item(walk: Walk, base: Value, key: Value, node: ast.AST) -> Value:
         return element_of(base)
     if base.kind in ("model", "param"):
         return base
+    if base.kind == "accumulator":  # of all replicas, whatever one adds
+        return unknown(taints=base.taints)
     known = key_of(key)
     if known is not None:
         return _constant_item(walk, base, known, node)
@@ -334,9 +340,8 @@ def item(walk: Walk, base: Value, key: Value, node: ast.AST) -> Value:
     walk.read((base.uid, "[]"), node)
     candidates = [*base.attrs.values(), *base.parts]
     if base.kind in ("dict", "list", "tuple") and candidates:
-        objects = [
-            each for each in candidates if each.is_object or each.kind == "param"
-        ]
+        held = ("param", "generator", "iterator")
+        objects = [each for each in candidates if each.is_object or each.kind in held]
         return objects[0] if objects else unknown(taints=taints)
     return unknown(taints=taints)
 

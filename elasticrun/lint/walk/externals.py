@@ -31,7 +31,7 @@ from elasticrun.lint.walk.walk import Walk
 
 def call_unknown(walk: Walk, callee: Value, name: str, node: ast.Call) -> Value:
     """Return what a call of something unknown returns."""
-    sink = OPTIMIZER if callee.kind in ("model", "optimizer") else walk.sink
+    sink = OPTIMIZER if callee.kind in ("model", "optimizer") else None
     given = arguments(walk, node, sink)
     it = Called(given.args, given.keywords, name=name, node=node)
     value = opaque(walk, it)
@@ -208,7 +208,7 @@ def note_order(walk: Walk, value: Value, node: ast.AST) -> None:
     if value.kind == "set":
         made = "" if value.node is None else written(value.node)
         walk.step(walk.frame.statement)  # not a comprehension's
-        walk.note(node, "ordered", value, text=made)
+        walk.note(node, "ordered", value, text=made, taints=value.taints)
 
 
 def consume(walk: Walk, it: Called) -> Value | None:
@@ -313,6 +313,15 @@ def open_file(walk: Walk, it: Called, path: Value) -> Value:
     text = _path_text(it.node)
     walk.note(it.node, "opened", value, given=paths, text=text, how=mode)
     return value
+
+
+def log_file(walk: Walk, it: Called) -> Value | None:
+    """Note a file to which the process logs."""
+    path = it.keywords.get("filename") or next(iter(it.args), None)
+    if path is not None:
+        paths = Arguments([path])
+        walk.note(it.node, "opened", given=paths, name=it.name, how="a")
+    return None
 
 
 def _path_text(node: ast.Call) -> str:

@@ -82,8 +82,6 @@ def taints_of_method(
         return taints | {SELECTED}
     if node.args or node.keywords:
         return taints
-    if name in ("sum", "count_nonzero"):
-        return with_number(taints)
     if name == "mean" and SELECTED in taints:
         return (taints - _OF_LOSSES) | {COUNTED}
     return taints

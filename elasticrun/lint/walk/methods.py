@@ -10,7 +10,14 @@ from elasticrun.lint.catalog import (
 )
 from elasticrun.lint.graph import CONTENT, Sink, flow_to
 from elasticrun.lint.naming import named, written
-from elasticrun.lint.values import Arguments, Value, constant, taints_of, unknown
+from elasticrun.lint.values import (
+    OF_CONTENT,
+    Arguments,
+    Value,
+    constant,
+    taints_of,
+    unknown,
+)
 from elasticrun.lint.walk.arguments import MethodCalled, arguments
 from elasticrun.lint.walk.externals import (
     OF_ONE_REPLICA,
@@ -20,7 +27,7 @@ from elasticrun.lint.walk.externals import (
     write_content,
 )
 from elasticrun.lint.walk.functions import call_function
-from elasticrun.lint.walk.losses import taints_of_method
+from elasticrun.lint.walk.losses import SELECTED, taints_of_method, with_number
 from elasticrun.lint.walk.walk import Walk
 
 _TENSOR_DRAWS = named(
@@ -30,6 +37,7 @@ _HARMLESS_IN_PLACE = named(
     "requires_grad_ copy_ detach_ zero_grad retain_grad share_memory_ register_"
 )
 _GATHERING = named("gather gather_for_metrics all_gather all_reduce reduce")
+_OF_TEXTS = named("split splitlines strip rstrip lower upper read_text readline decode")
 _PATH_CHANGES = named("rename replace unlink rmdir mkdir")
 _ONLY_OF_PATHS = named("mkdir rmdir unlink")  # a text has the others too
 _PATHS = named("path file dir folder ckpt checkpoint lock marker")
@@ -68,7 +76,7 @@ def change(walk: Walk, it: MethodCalled) -> Value:
     is_time = bool(args) and args[-1].taints == frozenset(("time",))
     content = args[-1] if is_time else None
     write_content(walk, receiver, it.node, how, it.text, content)
-    receiver.taints |= it.taints & {"batch"}
+    receiver.taints |= it.taints & OF_CONTENT
     if is_growing:
         _note_grown(walk, it)
         is_early = walk.loop is None and walk.epoch is None
@@ -87,7 +95,8 @@ def _note_grown(walk: Walk, it: MethodCalled) -> None:
 
 def items(_: Walk, it: MethodCalled) -> Value:
     """Return the items of a dictionary, its keys or its values."""
-    made = Value("list", taints=it.receiver.taints)
+    held = taints_of(it.receiver.attrs.values())
+    made = Value("list", taints=it.receiver.taints | held)
     made.is_complete = it.receiver.is_complete and bool(it.receiver.attrs)
     pairs = [[constant(k), v] for k, v in it.receiver.attrs.items()]
     if it.name == "items":
@@ -114,7 +123,7 @@ def reset(walk: Walk, it: MethodCalled) -> Value:
     if not given:
         return draw(walk, it)
     walk.note(it.node, "seeded", it.receiver, name=it.name, given=Arguments(given))
-    return unknown(taints=taints_of(given))
+    return unknown(taints=taints_of(given) | {"batch"})
 
 
 def _is_none(value: Value) -> bool:
@@ -212,6 +221,21 @@ def _names_itself(it: MethodCalled) -> bool:
     return any(isinstance(e, ast.expr) and written(e) == it.text for e in given)
 
 
+def topk(_: Walk, it: MethodCalled) -> Value:
+    """Return the largest ones: of a batch some, if it decides how many."""
+    is_share = any("batch" in each.taints for each in it.args[:1])
+    return unknown(taints=it.receiver.taints | ({SELECTED} if is_share else set()))
+
+
+def add_up(_: Walk, it: MethodCalled) -> Value:
+    """Return a sum: of a batch a number, if the samples are added up."""
+    by_name = [v for k, v in it.keywords.items() if k in ("dim", "axis")]
+    dims = next(iter([*it.args, *by_name]), constant(0))
+    over = [each.constant for each in (dims, *dims.parts)]
+    taints = it.receiver.taints
+    return unknown(taints=with_number(taints) if 0 in over else taints)
+
+
 # Anything.
 
 
@@ -250,6 +274,8 @@ def any_method(walk: Walk, receiver: Value, name: str, node: ast.Call) -> Value:
     taints = receiver.taints | result.taints
     if name in _GATHERING:
         taints -= OF_ONE_REPLICA
+    if name in _OF_TEXTS:
+        taints |= {"text"}
     if name == "backward":
         walk.note(node, "backward", taints=taints)
     taints = taints_of_method(node, name, taints)

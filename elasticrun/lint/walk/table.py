@@ -16,10 +16,10 @@ from elasticrun.lint.catalog import (
 from elasticrun.lint.events import What
 from elasticrun.lint.graph import CONTENT, LOG, OPTIMIZER, SAVE, TRACK, VALUE, Sink
 from elasticrun.lint.roles import is_iterated_sampler, is_model_wrapper, made_by
-from elasticrun.lint.values import Value, unknown
+from elasticrun.lint.values import Value, key_of, unknown
 from elasticrun.lint.walk import elastic, externals, methods
 from elasticrun.lint.walk.arguments import Called, MethodCalled
-from elasticrun.lint.walk.expressions import environment_taints, item
+from elasticrun.lint.walk.expressions import attribute, environment_taints, item
 from elasticrun.lint.walk.walk import Walk
 
 Handler = Callable[[Walk, Any], Value | None]  # of a Called, or of a MethodCalled
@@ -85,6 +85,16 @@ def _path(_: Walk, it: Called) -> Value:
 
 def _first(_: Walk, it: Called) -> Value | None:
     return it.args[0] if it.args else None
+
+
+def _getattr(walk: Walk, it: Called) -> Value | None:
+    name = key_of(it.args[1]) if len(it.args) > 1 else None
+    return attribute(walk, it.args[0], name, it.node) if isinstance(name, str) else None
+
+
+def _len(_: Walk, it: Called) -> Value | None:
+    is_loader = any(each.kind == "loader" for each in it.args)
+    return unknown(taints=it.taints | {"num_batches"}) if is_loader else None
 
 
 def _environ(_: Walk, it: Called) -> Value | None:
@@ -202,6 +212,12 @@ _FUNCTIONS = _table(
     (Row(do=externals.zip_), "zip itertools.zip_longest"),
     (Row(do=externals.next_), "next"),
     (Row(do=_range), "range"),
+    (Row(do=_getattr), "getattr"),
+    (Row(do=_len), "len"),
+    (Row(do=externals.log_file), """
+        logging.basicConfig logging.FileHandler logging.handlers.RotatingFileHandler
+    """),
+    (Row("signal"), "signal.signal"),
     (Row(do=externals.consume), "sum max min any all"),
     (Row(do=externals.container), "list tuple set frozenset dict vars"),
     (Row(do=externals.make_container), "dataclasses.field"),
@@ -231,7 +247,10 @@ _PATTERNS = {
 # Functions and classes of any module, by the last part of their names.
 _OF_ANY_MODULE = _table(
     (Row(do=externals.update_bn), "update_bn"),
-    (Row(), "clip_grad_norm_ clip_grad_value_ backward ThreadPoolExecutor Thread"),
+    (Row(), "clip_grad_norm_ clip_grad_value_ backward"),
+    (Row(do=lambda _, it: Value("opaque", it.name)), """
+        Thread Process ThreadPoolExecutor ProcessPoolExecutor
+    """),
     (Row(do=_iterator), "iter cycle"),
     (Row(do=externals.wrap), """
         enumerate tqdm trange zip islice list tuple sorted reversed chain map filter
@@ -381,6 +400,8 @@ _METHODS: dict[str, dict[str, Row]] = {
         ),
         **dict.fromkeys(CHANGING, Row(sink=CONTENT, do=methods.keep)),
         **dict.fromkeys(("resample", "reshuffle"), Row(do=methods.resample)),
+        "topk": Row(do=methods.topk),
+        **dict.fromkeys(("sum", "count_nonzero"), Row(do=methods.add_up)),
     },
 }  # fmt: skip
 
