@@ -217,7 +217,7 @@ def _moved(program: Walked, event: Event) -> Iterator[Finding]:
     loop = program.replayed(event)
     if loop is None and not program.is_before_epochs(event):
         return
-    if _is_made_just_before(event):
+    if is_made_just_before(event):
         return
     zone = program.zone(event.step)
     message = f"{event.name} in zone {zone} cannot be repeated; a restart runs it again"
@@ -237,7 +237,7 @@ def _is_emptied(program: Walked, event: Event) -> bool:
     )
 
 
-def _is_made_just_before(event: Event) -> bool:
+def is_made_just_before(event: Event) -> bool:
     """Return whether what is moved is written right before, as in atomic saves."""
     node = event.at
     if not isinstance(node, ast.Call):

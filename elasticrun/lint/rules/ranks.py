@@ -11,8 +11,11 @@ from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop, Guard, Spot, Step, WalkedLoop
 from elasticrun.lint.naming import STOPS, last_name, named, written
-from elasticrun.lint.program import Walked, doubts, in_words, is_once, keywords_of
+from elasticrun.lint.program import (
+    Walked, doubts, in_words, is_checked, is_once, keywords_of,
+)  # fmt: skip
 from elasticrun.lint.rules.effects import only_reads
+from elasticrun.lint.rules.files import is_made_just_before
 from elasticrun.lint.values import UNFIXED, taints_of
 from elasticrun.lint.walk.frames import Function
 
@@ -141,7 +144,7 @@ _MAY_ASK = named("save save_checkpoint push_to_hub torch.distributed.checkpoint.
 
 
 def _paths(program: Walked) -> Iterator[Finding]:
-    for event in program.events("saved", "opened", "sent"):
+    for event in program.events("saved", "opened", "sent", "moved"):
         zone = program.zone(event.step)
         if not zone and event.step in program.zones.after_loops:
             zone = "D"
@@ -152,12 +155,30 @@ def _paths(program: Walked) -> Iterator[Finding]:
             if not is_said and event.role != "program" and not only_reads(event):
                 text = "every replica does this"
                 yield program.finding(ER403, event, text)
+        elif event.what == "moved":
+            if _is_moved_by_all(program, event):
+                text = "every replica moves this path, and all but the first miss it"
+                yield program.finding(ER403, event, text)
         elif not _is_own_path(event) and _is_written(event, zone):
             # What each start writes is mostly the same on all of them.
             is_log = event.name.startswith("logging.")
             is_vague = (zone == "P" and not is_log) or event.name in _MAY_ASK
             text = "every replica writes this path"
             yield program.finding(ER403, event, text, doubts=int(is_vague))
+
+
+def _is_moved_by_all(program: Walked, event: Event) -> bool:
+    """Return whether replicas move one file, where ER106 does not speak of it."""
+    is_turned = any(isinstance(each, ast.For) for each in event.turns)
+    is_said = program.is_before_epochs(event) or (
+        program.replayed(event) and (is_turned or not is_checked(event.step))
+    )
+    moves = event.name.endswith((".rename", ".replace", ".move"))
+    return (
+        moves
+        and not (is_said or event.catching)
+        and not (_is_own_path(event) or is_made_just_before(event))
+    )
 
 
 def _trackers(program: Walked) -> Iterator[Finding]:
