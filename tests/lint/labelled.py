@@ -42,7 +42,7 @@ ALSO = {
 # Lines without a label at which a message is right, each with the reason.
 RIGHT = {
     # `best` decides the break below, and is inf again where the loop goes on.
-    ("lr_range_test.py", 42): "best = min(best, smooth)",
+    ("lr_range.py", 42): "best = min(best, smooth)",
     # The sum of rewards is changed there as well, and its own label is in doubt.
     ("ppo_continuous.py", 95): "running[i] = 0.0",
     # The label stands in the next line of the same statement.

@@ -16,7 +16,7 @@ MISSED = {
     # Only lines for people depend on it; the same in mnist_basic.py has no label.
     ("audio_keywords.py", 68): "for i, (wave, label) in enumerate(loader):",
     # Only a restart within the test copies its middle, which this puts back.
-    ("lr_range_test.py", 44): "self.net.load_state_dict(weights)",
+    ("lr_range.py", 44): "self.net.load_state_dict(weights)",
     # No rule knows that a drawn name chooses what all replicas train together.
     ("multitask_text.py", 90): "task = random.choices(list(TASKS), sizes)[0]",
     # ER503 names the optimizer that gets it, in the other file (main.py).
