@@ -43,7 +43,7 @@ ALSO = {
 RIGHT = {
     # `best` decides the break below, and is inf again where the loop goes on.
     ("lr_range.py", 42): "best = min(best, smooth)",
-    # Where the sum of rewards is changed as well, of which its own label is in doubt.
+    # The sum of rewards is changed there as well, and its own label is in doubt.
     ("ppo_continuous.py", 95): "running[i] = 0.0",
     # The label stands in the next line of the same statement.
     ("simclr/main.py", 94): "optimizer = torch.optim.SGD(",

@@ -12,7 +12,12 @@ from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop, Guard, Spot, Step, WalkedLoop
 from elasticrun.lint.naming import STOPS, last_name, named, written
 from elasticrun.lint.program import (
-    Walked, doubts, in_words, is_checked, is_once, keywords_of,
+    Walked,
+    doubts,
+    in_words,
+    is_checked,
+    is_once,
+    keywords_of,
 )  # fmt: skip
 from elasticrun.lint.rules.effects import only_reads
 from elasticrun.lint.rules.files import is_made_just_before
