@@ -161,6 +161,6 @@ def test_a_loop_of_one_replica_alone_is_told_from_a_break(tmp_path: Path) -> Non
     with pytest.raises(
         GenerationFailed,
         match=r"sample \d+ of `valid`, but rank 1 at .* of `train`\. "
-        "Replicas must walk the same epochs and loops: let no loader or loop",
+        "Replicas must run the same epochs and loops: run no loop on one rank only",
     ):
         run_generation(validate_on_rank_0_alone, 2, variables=variables)

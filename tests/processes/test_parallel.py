@@ -131,7 +131,7 @@ ROWS: dict[str, Row] = dict(
 
 
 HARMLESS = (
-    "a loss was computed after",
+    "in one iteration of the loop, a loss was computed after",
     "find_unused_parameters=True was",
     "The .grad attribute of a Tensor",  # Read by torch.compile.
     "Grad strides do not match",  # DDP, of a gradient of one row.
