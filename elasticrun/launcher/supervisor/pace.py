@@ -67,29 +67,27 @@ class Pace:
 
 
 def place_of(report: Message) -> str | None:
-    """Return where rank 0 is: "epoch 2 (2 of 20 done), 6 of 90 batches of `train`".
+    """Return where rank 0 is: "epoch 2 of 20, batch 119 of 900 in `train`".
 
-    The epoch has the number that the loop's variable has; everything else counts what
-    is done, which cannot be taken for a number from 1. None before the program has made
-    the job.
+    Epochs and batches are numbered from 0, as the loops' variables are; the numbers are
+    also what is finished, as in a progress bar. None before the program has made the
+    job.
     """
     if "batch" not in report:
         position: str | None = report.get("position")
         return position
     parts = []
     epoch, num_epochs = report["epoch"], report["num_epochs"]
+    of_all = f" of {num_epochs}" if num_epochs else ""
     if report["in_epoch"]:
-        done = f" ({epoch} of {num_epochs} done)" if num_epochs else ""
-        parts.append(f"epoch {epoch}{done}")
+        parts.append(f"epoch {epoch}{of_all}")
     elif epoch:
-        of_all = f" of {num_epochs}" if num_epochs else ""
         parts.append(f"after {epoch}{of_all} epochs")
     if report["batch"] is not None:
         loader = report["loader"].removeprefix(STEPS_OF)
-        total = report["num_batches"]
-        text = f"{report['batch']} of {total}" if total else str(report["batch"])
-        text += " steps" if unit_of(report, "") else " batches"
-        parts.append(text + (f" of `{loader}`" if loader not in ("", STEPS) else ""))
+        number = f"{unit_of(report, 'batch')} {report['batch']}"
+        number += f" of {report['num_batches']}" if report["num_batches"] else ""
+        parts.append(number + (f" in `{loader}`" if loader not in ("", STEPS) else ""))
     return ", ".join(parts) or str(report["position"])
 
 

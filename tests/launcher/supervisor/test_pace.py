@@ -74,7 +74,7 @@ def test_a_generation_that_resumes_counts_what_was_done_before() -> None:
     assert pace.seconds_left == pytest.approx(10 - 8)
 
 
-def test_places_say_the_loops_epoch_and_count_what_is_done() -> None:
+def test_places_have_the_numbers_that_the_loops_variables_have() -> None:
     inside = {"epoch": 2, "num_epochs": 20, "in_epoch": True, "position": "exactly"}
     loop = {"batch": 119, "num_batches": 900, "loader": "train"}
     endless = {**loop, "num_batches": None}
@@ -82,13 +82,14 @@ def test_places_say_the_loops_epoch_and_count_what_is_done() -> None:
     steps = {**loop, "loader": "remaining_steps_until"}
     outside = {**inside, "epoch": 0, "in_epoch": False, "num_epochs": None}
     assert place_of({}) is None
-    epoch = "epoch 2 (2 of 20 done)"
-    assert place_of({**inside, **loop}) == f"{epoch}, 119 of 900 batches of `train`"
-    assert place_of({**inside, **none}) == epoch
+    assert place_of({**inside, **loop}) == (
+        "epoch 2 of 20, batch 119 of 900 in `train`"
+    )
+    assert place_of({**inside, **none}) == "epoch 2 of 20"
     assert place_of({**inside, **none, "in_epoch": False}) == "after 2 of 20 epochs"
-    assert place_of({**outside, **steps}) == "119 of 900 steps"
-    assert place_of({**outside, **endless}) == "119 batches of `train`"
+    assert place_of({**outside, **steps}) == "step 119 of 900"
+    assert place_of({**outside, **endless}) == "batch 119 in `train`"
     assert place_of({**outside, **none}) == "exactly"
     foreign = {**loop, "loader": "steps of fit"}
-    assert place_of({**outside, **foreign}) == "119 of 900 steps of `fit`"
+    assert place_of({**outside, **foreign}) == "step 119 of 900 in `fit`"
     assert unit_of(steps, "sample") == "step"

@@ -154,7 +154,7 @@ def test_status_says_where_the_job_is(stage: Stage) -> None:
     assert all(each["memory"] > 1e6 for each in status["members"])
     assert re.match(
         rf"test \({job.pid}\): training for \d+ s, 2 replicas, generation 0\n"
-        r"  position     epoch 0 \(0 of 2 done\), 10 of 40 batches of `loader-0`\n",
+        r"  position     epoch 0 of 2, batch 10 of 40 in `loader-0`\n",
         text,
     )
     ended = elasticrun(stage, "status", stage.checkpoints)

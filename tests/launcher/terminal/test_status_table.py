@@ -16,7 +16,7 @@ def test_a_status_reads_as_text() -> None:
         "target": 3,
         "generation": 4,
         "position": "epoch 1, loop 0, sample 64 of `train`",
-        "place": "epoch 1 (1 of 20 done), 2 of 40 batches",
+        "place": "epoch 1 of 20, batch 2 of 40",
         "seconds_left": 2460.0,
         "no_boundary": None,
         "samples_per_second": 812.4,
@@ -39,7 +39,7 @@ def test_a_status_reads_as_text() -> None:
     on_gpu = "2048 MiB on the GPU, which is 97 % busy"
     assert render([status]).splitlines() == [
         "train.py (7): rescaling for 2 min, 2 replicas (going to 3), generation 4",
-        "  position     epoch 1 (1 of 20 done), 2 of 40 batches, 41 min left",
+        "  position     epoch 1 of 20, batch 2 of 40, 41 min left",
         "  speed        812 samples/s",
         "  checkpoint   5, 10 min ago (2 saves failed), in /c",
         "  crashes      1 since this start",
