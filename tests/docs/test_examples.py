@@ -179,6 +179,7 @@ def test_readme_shows_what_the_terminal_shows(tmp_path: Path) -> None:
     ]
     (command,) = re.findall(r"^\$ (elasticrun run .*)$", shown, re.MULTILINE)
     command = command.replace("/tmp/digits", str(tmp_path / "digits"))
+    command += " --epochs 2000"  # It must not end before it is killed and stopped.
     log = tmp_path / "log"
     with log.open("w") as output:
         launcher = subprocess.Popen(
