@@ -27,8 +27,9 @@ style: $(INSTALLED)  ## format, lint, types
 
 check: style fast  ## style, fast tests
 
-fast: $(INSTALLED)  ## the tests that take a minute
-	$(PYTEST) $(IN_PARALLEL) -m "not slow and not wide and not gpu and not soak"
+fast: $(INSTALLED)  ## the tests that take two minutes
+	$(PYTEST) -n $$(($$(nproc) + 1)) --dist worksteal \
+		-m "not slow and not wide and not gpu and not soak"
 
 matrix:  ## the fast tests on each Python that this machine has, and on the oldest torch
 	$(PYTHON) tests/matrix.py

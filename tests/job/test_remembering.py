@@ -424,6 +424,7 @@ def on_at_boundaries(directory: str) -> list[bool]:
     return [rescue.is_on, *(rescue.is_on for _ in loader)]
 
 
+@pytest.mark.slow
 def test_a_survivor_may_say_why_there_is_no_rescue(tmp_path: Path) -> None:
     """So a launcher waits for one, from the first boundary on."""
     expected = [False, False, True]

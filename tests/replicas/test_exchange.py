@@ -147,6 +147,7 @@ def test_what_is_forgotten_does_not_stay_in_the_store(world: World) -> None:
     assert num_keys == [5] * 4  # What two tell, the verdict, and that two have heard.
 
 
+@pytest.mark.slow
 def test_the_number_of_calls_of_rank_0_does_not_grow_with_the_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

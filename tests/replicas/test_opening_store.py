@@ -34,6 +34,7 @@ opening_store.open_store(read_environment())
 """
 
 
+@pytest.mark.slow
 def test_who_died_before_it_joined_is_named_by_all_others() -> None:
     port = str(kept_port())
     with ExitStack() as stack:

@@ -43,6 +43,7 @@ def test_memory_is_used_again_and_what_is_too_much_given_back() -> None:
     assert memory._chunks == [first]
 
 
+@pytest.mark.slow
 def test_large_writes_come_in_order_through_any_number_of_threads() -> None:
     content = torch.arange(9_000_001, dtype=torch.int32).numpy()
     for num_threads in (1, 2, 3, 64):
