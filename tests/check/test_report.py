@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elasticrun.check.blame import Cause
 from elasticrun.check.comparing import Mismatch
 from elasticrun.check.report import ExitCode, Report, Result, as_text
 from elasticrun.check.runs.routes import RestartPlace, Route, route_without_restart
@@ -17,3 +18,16 @@ def test_what_differs_without_a_restart_is_not_blamed_on_restarts() -> None:
     by_restart = Result(Route((1, 1), (RestartPlace(0, 0, 1),)), found, [], [])
     text = as_text(Report(ExitCode.DIFFERENT, results=[by_size, by_restart]))
     assert "different: restarts change the outcome (2 found)" in text
+
+
+def test_a_line_that_lost_several_variables_is_shown_once() -> None:
+    one, other = (
+        Cause("lost", name, path="a.py", line=3, source="total += 1")
+        for name in ("a.total", "b.total")
+    )
+    route = Route((1, 1), (RestartPlace(0, 0, 1),))
+    found = Result(route, [Mismatch("net.weight", 0.1, 0.2)], [one, other], [])
+    text = as_text(Report(ExitCode.DIFFERENT, results=[found]))
+    assert "variable a.total" in text
+    assert "variable b.total" in text
+    assert text.count("3 | total += 1") == 1

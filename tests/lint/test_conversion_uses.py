@@ -198,8 +198,11 @@ def test_a_criterion_says_what_it_makes_of_a_batch(
     made: str, is_mean: bool | None
 ) -> None:
     new = convert(in_epochs(summed(FLOAT)).replace(CRITERION, f"criterion = {made}\n"))
-    added = {True: f"+= {FLOAT}{SHARE}\n", False: f"+= {FLOAT}{REAL}\n"}
-    assert added.get(is_mean, f"    s += {FLOAT}\n") in new  # type: ignore[call-overload]
+    added: dict[bool | None, str] = {
+        True: f"+= {FLOAT}{SHARE}\n",
+        False: f"+= {FLOAT}{REAL}\n",
+    }
+    assert added.get(is_mean, f"    s += {FLOAT}\n") in new
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
@@ -39,12 +40,14 @@ def test_what_a_restart_would_lose_is_seen() -> None:
     old, python, own = np.random.RandomState(0), random.Random(0), torch.Generator()
     loader = DataLoader(TensorDataset(torch.zeros(3)))
     nested = {"a": [torch.zeros(1)], "b": 1}
+    last, kept = deque([torch.zeros(1)]), torch.nn.Linear(1, 1)
+    registered = {id(kept)}
     doubled = lru_cache(lambda number: 2 * number)
 
     def changed_by(change: Callable[[], Any]) -> list[str]:
-        before = plain_variables(HERE, registered=())
+        before = plain_variables(HERE, registered=registered)
         change()
-        after = plain_variables(HERE, registered=())
+        after = plain_variables(HERE, registered=registered)
         return [
             name.replace("test_what_a_restart_would_lose_is_seen.", "")
             for name in after
@@ -61,6 +64,9 @@ def test_what_a_restart_would_lose_is_seen() -> None:
     data = loader.dataset.tensors[0]
     assert changed_by(partial(data.fill_, 1)) == ["loader.dataset.tensors[0]"]
     assert changed_by(partial(nested["a"][0].fill_, 1)) == ["nested['a'][0]"]
+    assert changed_by(partial(last.append, 1)) == ["len(last)", "last[1]"]
+    beside = ["len(kept.__dict__)", "kept.steps"]
+    assert changed_by(partial(setattr, kept, "steps", 1)) == beside
     assert changed_by(partial(count)) == ["count.count"]
     assert changed_by(partial(doubled, 2)) == ["len(doubled)"]
     cached = [f"len({__name__}._CACHE)", f"{__name__}._CACHE['x']"]
