@@ -67,7 +67,6 @@ MECHANISMS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
         dataflow, "_steady_tests", always(frozenset())),
     "clocks": (left_over, "is_clock", always(False)),
     "flags that end the epochs": (volatile, "_ends_at_once", always(False)),
-    "counters that are an axis": (volatile, "_is_axis", always(False)),
     "named at the test": (ranks, "_where_decided", lambda _, where, __: where),
     "named at the call": (Walked, "called_at", place),
 }  # fmt: skip

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import runpy
+
 import pytest
 
+from tests.docs.documents import ROOT
 from tests.lint.labelled import PROGRAMS, Measured, measure
 
 MISSED = {
@@ -51,3 +54,9 @@ def test_recall_and_precision(measured: list[Measured]) -> None:
     assert num_mistakes >= 320
     assert 1 - len(MISSED) / num_mistakes >= 0.95
     assert 1 - len(FALSE) / num_messages >= 0.95
+
+
+def test_each_mechanism_can_still_be_measured() -> None:
+    names = runpy.run_path(str(ROOT / "benchmarks" / "lint_mechanisms.py"))
+    for owner, attribute, _ in names["MECHANISMS"].values():
+        assert callable(getattr(owner, attribute))
