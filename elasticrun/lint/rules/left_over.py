@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop, Read, Step, ValuePlace, Write
 from elasticrun.lint.naming import written
-from elasticrun.lint.program import doubts, is_once
+from elasticrun.lint.program import Walked, doubts, is_once
 from elasticrun.lint.rules.dataflow import PARTIAL, Dataflow, is_clock
 from elasticrun.lint.values import Value
 
@@ -225,7 +225,7 @@ def _guards_optimizer(read: Read) -> bool:
 
 
 ER211 = Rule(
-    "ER211 W plain DataLoader beside elastic ones in an epoch",
+    "ER211 W plain DataLoader in an elastic epoch",
     help="make it an AdaptiveDataLoader",
 )
 
@@ -234,8 +234,6 @@ def _plain(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:
     """Yield a plain loader's loop; it is a hint if all that comes of it is shown."""
     program, graph, epoch = flow.program, flow.program.graph, loop.epoch
     if epoch is None or loop.outer is not None or is_once(loop.step):
-        return
-    if not any(each.sure for each in program.zones.loops_of(epoch)):
         return
 
     def is_within(step: Step) -> bool:
@@ -254,6 +252,10 @@ def _plain(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:
     # What all replicas add to an Accumulator is added so many times.
     noted = program.events("trained", "backward", "added")
     trains = any(event.step in inside for event in noted)
+    if not any(each.sure for each in program.zones.loops_of(epoch)):
+        if trains:
+            yield _trained(program, loop)
+        return
     only_shown = not trains and flow.loudness(reads) == "shown"
     if not trains and program.zone(loop.step) == "C":
         # With the weights that it had before; a file gets the same from all replicas.
@@ -265,3 +267,14 @@ def _plain(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:
         "loaders; a restart runs it from its start, on every replica"
     )
     yield program.finding(ER211, loop, message, doubts=int(only_shown))
+
+
+def _trained(program: Walked, loop: DataLoop) -> Finding:
+    """Return a finding at the loader; at its loop if only that is in the script."""
+    made = program.made(loop.loader)
+    own = (each for each in (made, loop) if each.step.module is program.walk.root)
+    message = (
+        f"the loop over the plain DataLoader {loop.text} trains in an elastic epoch: "
+        "every replica gets all its samples, and a restart begins with the first"
+    )
+    return program.finding(ER211, next(own, made), message)
