@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from elasticrun.lint.editing import Application
+from elasticrun.lint.editing import Application, Edit
 from elasticrun.lint.finding import Finding, lowered
 from elasticrun.lint.options import LintOptions
 from elasticrun.lint.program import Walked
@@ -20,6 +21,9 @@ from elasticrun.lint.rules.suppressions import ER001, is_suppressed, unused
 from elasticrun.lint.rules.table import CHECKS
 from elasticrun.lint.walk.walker import walk_through
 
+_SCRIPTS = 8  # What more files import is a library, and none of these its script.
+# What a file has that makes loaders or optimizers, or that trains.
+_MAKERS = re.compile(r"DataLoader|optim|backward|epoch", re.IGNORECASE)
 _KEPT = 20  # Modules with text and tree; those of a large project take gigabytes.
 # What a line, or what is said of it, shows of syntax that a version of Python brought.
 _SYNTAX = {
@@ -104,32 +108,61 @@ def _lint(project: Project, options: LintOptions, result: LintResult) -> LintRes
             walked.add(module.name)
             result.programs.append(program)
     if not roots:
-        for number, module in enumerate(result.modules):
-            with _giving_up(result, module):
-                found += _in_plain(project, options, module, result)
-            if number % _KEPT == 0:
-                project.forget()
+        found += _in_plain(project, options, result)
     result.findings.extend(_reported(found, project, options, result.modules))
     return result
 
 
 def _in_plain(
-    project: Project, options: LintOptions, module: Module, result: LintResult
+    project: Project, options: LintOptions, result: LintResult
 ) -> Iterator[Finding]:
-    """Yield what makes a plain script elastic, and what is found in it then."""
-    text = module.text
-    tree = _parsed(module, result) if "torch" in text else None
-    if tree is None or not conversion.may_train(text):
-        return
-    edits = conversion.edits_of(tree, text)
-    if not edits:
-        return
-    if module.cells is None:  # A patch of a notebook would be one of its JSON.
-        result.patched.append(module)
-    yield from conversion.findings(module, edits)
-    Application(edits).visit(tree)
-    program = Walked(walk_through(project, options, module))
-    module.forget()
+    """Yield what makes plain scripts elastic, and what is found in them then."""
+    importers: dict[Module, list[Module]] = defaultdict(list)
+    for module in result.modules:
+        for each in project.imports(module):
+            importers[each].append(module)
+    walked: set[str] = set()
+    for number, module in enumerate(result.modules):
+        if number % _KEPT == 0:
+            project.forget()
+        with _giving_up(result, module):
+            tree = _parsed(module, result) if "torch" in module.text else None
+            if tree is None or not conversion.may_train(module.text):
+                continue
+            if not conversion.edits_of(tree, module.text):
+                continue
+            if module.cells is None:  # A patch of a notebook would be one of its JSON.
+                result.patched.append(module)
+            above = importers[module] if len(importers[module]) <= _SCRIPTS else []
+            for script in [e for e in above if _edits_beside(e)] or [module]:
+                if script.name not in walked:
+                    walked.add(script.name)
+                    yield from _if_elastic(project, options, script, module)
+
+
+def _edits_beside(module: Module) -> list[Edit]:
+    tree = module.parse() if _MAKERS.search(module.text) else None
+    return [] if tree is None else conversion.edits_beside(tree, module.text)
+
+
+def _if_elastic(
+    project: Project, options: LintOptions, script: Module, training: Module
+) -> Iterator[Finding]:
+    """Yield what a script and the files beside it need, and what is found in it then.
+
+    Args:
+        training: The file that trains: the script, or one that it imports.
+    """
+    beside = [*project.imports(script), *project.imports(training)]
+    modules = dict.fromkeys([script, training, *beside])
+    for module in modules:
+        if edits := _edits_beside(module):
+            yield from conversion.findings(module, edits)
+            assert module.tree is not None
+            Application(edits).visit(module.tree)
+    program = Walked(walk_through(project, options, script))
+    for module in modules:
+        module.forget()
     for check in CHECKS:
         # Of loops without a boundary ER003 has spoken.
         yield from (each for each in check(program) if each.code != "ER002")
@@ -210,7 +243,7 @@ def _reported(
             continue
         if not options.wants(finding.code, finding.path):
             continue
-        if finding.path not in asked_for:
+        if finding.path not in asked_for and finding.code != conversion.ER003.code:
             finding = finding._replace(severity=lowered(finding.severity, 1))
         if finding.severity == "H" and not options.pedantic:
             continue

@@ -69,6 +69,20 @@ def edits_of(tree: ast.Module, text: str) -> list[Edit]:
     return sorted(edits, key=lambda each: (each.node.lineno, each.node.col_offset))
 
 
+def edits_beside(tree: ast.Module, text: str) -> list[Edit]:
+    """Return the edits of a file with which another one trains.
+
+    If nothing trains in it, these are its loaders and models. They are not certain,
+    since it may have them for something else.
+    """
+    if edits := edits_of(tree, text):
+        return edits
+    script = Script(tree, text)
+    edits = [*_loaders(script, set()), *wrappings(script, set())]
+    edits += [_import(tree, edits)] if edits else []
+    return [each._replace(is_certain=False) for each in edits]
+
+
 def _uses(script: Script, edits: list[Edit]) -> Iterator[Edit]:
     """Yield what becomes of files, and of sums and values if all loops go on."""
     yield from files(script)
@@ -256,7 +270,7 @@ def _loaders(script: Script, in_loops: set[ast.AST]) -> Iterator[Edit]:
         doubt = _doubt_about(script, node)
         if node in in_loops:
             doubt = "make it before the loop, or give it a name="
-        elif not any(map(_is_backward_pass, in_loops)):
+        elif in_loops and not any(map(_is_backward_pass, in_loops)):
             doubt = "where it trains, loop over it with `for`"
         elif asked_at:
             doubt = (

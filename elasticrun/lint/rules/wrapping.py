@@ -102,7 +102,9 @@ def _model_of(call: ast.Call) -> str:
 def _scheduled(script: Script, call: ast.Call) -> str:
     """Return what a scheduler is made of, if a call makes one."""
     is_torchs = script.origin(call.func).startswith("torch.optim.lr_scheduler.")
-    if not is_torchs and not re.search(r"LR|[Ss]chedule", last_name(call.func)):
+    if not is_torchs and not re.search(
+        r"(?<![A-Z])LR|[Ss]chedule", last_name(call.func)
+    ):
         return ""
     given = [each.value for each in call.keywords if each.arg == "optimizer"]
     return ast.unparse((given or call.args or [call])[0])

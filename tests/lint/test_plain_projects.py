@@ -1,0 +1,103 @@
+"""Plain projects of several files: what each of them needs to become elastic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elasticrun.lint.engine import lint_paths
+
+DATA = """\
+from torch.utils.data import DataLoader
+
+def loaders(size):
+    return DataLoader(range(100), size, shuffle=True), DataLoader(range(100), size)
+"""
+TRAINER = """\
+import torch
+
+class SimCLR:
+    def __init__(self, model, optimizer):
+        self.model, self.optimizer, self.best = model, optimizer, 0.0
+
+    def fit(self, train, valid):
+        for epoch in range(9):
+            for x in train:
+                self.model(x).mean().backward()
+                self.optimizer.step()
+            self.best = max(self.best, self.evaluate(valid))
+            print(self.best)
+
+    def evaluate(self, valid):
+        total = 0
+        for x in valid:
+            total += self.model(x).sum().item()
+        return total
+"""
+RUN = """\
+import torch
+from data import loaders
+from trainer import SimCLR
+
+torch.manual_seed(0)
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+learner = SimCLR(model, optimizer)
+learner.fit(*loaders(8))
+"""
+NEEDED = {
+    ("data.py", 4, "ER003"),  # Both loaders.
+    ("run.py", 8, "ER003"),  # The model.
+    ("trainer.py", 8, "ER003"),  # The epochs.
+    ("trainer.py", 12, "ER301"),  # The best value.
+    ("trainer.py", 18, "ER302"),  # The sum.
+}
+TEXTS = {"data.py": DATA, "trainer.py": TRAINER, "run.py": RUN}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in TEXTS.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def found_in(paths: list[str]) -> set[tuple[str, int, str]]:
+    """Return what is found, but for the missing imports of elasticrun."""
+    found = lint_paths(map(Path, paths)).findings
+    return {(e.path, e.line, e.code) for e in found if "is imported" not in e.message}
+
+
+@pytest.mark.parametrize("paths", [["."], ["run.py", "trainer.py", "data.py"]])
+def test_each_file_is_told_what_it_needs(project: Path, paths: list[str]) -> None:
+    assert found_in(paths) == NEEDED
+
+
+def test_files_that_were_not_asked_for_are_told_of_loaders(project: Path) -> None:
+    assert found_in(["trainer.py", "run.py"]) == NEEDED
+    (project / "train.py").write_text(TRAINER + RUN.replace("from trainer", "# from"))
+    assert ("data.py", 4, "ER003") in found_in(["train.py"])
+
+
+def test_what_many_files_import_has_no_script(project: Path) -> None:
+    for number in range(9):
+        (project / f"run{number}.py").write_text(RUN)
+    assert not any(path.startswith("run") for path, *_ in found_in(["."]))
+
+
+@pytest.mark.parametrize("name", ["data.py", "run.py"])
+def test_a_file_beside_one_that_does_not_train_is_left_alone(
+    project: Path, name: str
+) -> None:
+    (project / "trainer.py").write_text("class SimCLR:\n    pass\n")
+    assert not found_in([name])
+
+
+def test_loaders_of_other_files_are_in_no_patch(project: Path) -> None:
+    text = RUN.replace("from trainer import SimCLR\n", "")
+    (project / "train.py").write_text(TRAINER + text)
+    result = lint_paths([Path("train.py"), Path("data.py")])
+    assert [each.name for each in result.patched] == ["train.py"]
