@@ -44,7 +44,7 @@ torch.manual_seed(0)
 model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3)
-learner = SimCLR(model, optimizer)
+learner = SimCLR(model=model, optimizer=optimizer)
 learner.fit(*loaders(8))
 """
 NEEDED = {
@@ -101,3 +101,5 @@ def test_loaders_of_other_files_are_in_no_patch(project: Path) -> None:
     (project / "train.py").write_text(TRAINER + text)
     result = lint_paths([Path("train.py"), Path("data.py")])
     assert [each.name for each in result.patched] == ["train.py"]
+    messages = [each.message for each in result.findings if each.path == "data.py"]
+    assert messages[-1].endswith("whose batch_size is that of all replicas together")
