@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 CLEAN, FOUND, COULD_NOT = 0, 1, 2
 _PAGES = Path(__file__).with_name("pages")
-FORMATS = ("text", "concise", "json", "github")
+FORMATS = ("text", "json", "github")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,11 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print a patch that makes plain scripts elastic; findings go to stderr",
     )  # fmt: skip
     parser.add_argument(
-        "--explain-zones",
-        action="store_true",
-        help="print the zone of each line instead of findings",
-    )
-    parser.add_argument(
         "--statistics",
         action="store_true",
         help="also print how often each rule found something",
@@ -63,9 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--stdin-filename", type=Path, default=Path("stdin.py"), metavar="PATH",
         help="with -: the name and place of what is read from standard input",
     )  # fmt: skip
-    parser.add_argument(
-        "--isolated", action="store_true", help="do not read pyproject.toml"
-    )
 
 
 def _codes(text: str) -> tuple[str, ...]:
@@ -113,7 +105,7 @@ def _lint(options: argparse.Namespace) -> int:
         _complain(problem_line(problem))
     if result.problems:
         return COULD_NOT
-    return FOUND if result.findings and not options.explain_zones else CLEAN
+    return FOUND if result.findings else CLEAN
 
 
 def _result(options: argparse.Namespace) -> LintResult:
@@ -136,11 +128,9 @@ def _result(options: argparse.Namespace) -> LintResult:
 
 def _output(result: LintResult, options: argparse.Namespace) -> str:
     from elasticrun.lint.editing import patch
-    from elasticrun.lint.report import explain, report, statistics
+    from elasticrun.lint.report import report, statistics
     from elasticrun.lint.rules.conversion import edits_of
 
-    if options.explain_zones:
-        return "\n".join(explain(program) for program in result.programs)
     if options.diff:
         patches = (
             patch(
@@ -159,7 +149,7 @@ def _output(result: LintResult, options: argparse.Namespace) -> str:
 def _chosen(options: argparse.Namespace, paths: list[Path]) -> LintOptions:
     """Return the settings of pyproject.toml, those of the command line over them."""
     base = LintOptions()
-    if not options.isolated and paths:
+    if paths:
         first = paths[0] if paths[0].is_dir() else paths[0].parent
         base = read_options(find_pyproject(first))
     return base._replace(

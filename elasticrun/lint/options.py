@@ -146,8 +146,7 @@ def _parse(text: str, path: Path, *, section: str) -> Any:
                 return {}
             raise ConfigurationError(
                 f"{path} has settings for elasticrun, and Python 3.10 cannot read "
-                "TOML. Install tomli, use Python 3.11 or later, or pass --isolated to "
-                "the linter."
+                "TOML. Install tomli, or use Python 3.11 or later."
             ) from None
     try:
         return toml.loads(text)

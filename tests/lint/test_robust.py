@@ -125,6 +125,6 @@ def test_what_a_process_lints_first_is_no_special_case(tmp_path: Path) -> None:
     saved = "log = Variables(first=first, second=second)\n"
     text = "first, second = {}, {}\n" + PRELUDE + saved + PAGES["ER301"].wrong
     script.write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "elasticrun.lint", "--format", "concise", script]
+    command = [sys.executable, "-m", "elasticrun.lint", script]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "ER301 `best`" in result.stdout

@@ -1,4 +1,4 @@
-"""ER109 to ER112: draws, messages and logs that replayed code repeats."""
+"""ER109, ER110: draws and messages that replayed code repeats."""
 
 from __future__ import annotations
 
@@ -67,46 +67,24 @@ ER110 = Rule(
 _COUNTING = named("wandb.log trackio.log swanlab.log")  # each call is another step
 
 
-ER111 = Rule(
-    "ER111 H logged again in replayed code",
-    help="log after the last dataset loop of the epoch",
-)
-
-
-ER112 = Rule(
-    "ER112 H live weights saved in replayed code",
-    help="save after the last dataset loop of the epoch",
-)
-
-
 def _effects(program: Walked) -> Iterator[Finding]:
-    for event in program.events("sent"):
-        if only_reads(event):
+    for event in program.events("sent", "logged"):
+        if only_reads(event) or not _is_effect(event):
             continue
         loop = program.replayed(event)
-        is_early = program.is_before_epochs(event)
+        is_early = program.is_before_epochs(event) and event.what == "sent"
         if loop is None and (not is_early or event.role == "program"):
             continue
         zone = program.zone(event.step)
         message = f"{event.name} in zone {zone} takes effect again after a restart"
         yield program.finding(ER110, program.changed_at(event), message, loop=loop)
     yield from _trackers(program)
-    for event in program.events("logged"):
-        loop = program.replayed(event)
-        if loop is not None:
-            message = (
-                f"logged in zone {program.zone(event.step)}, again after a restart"
-            )
-            is_step = event.name in _COUNTING and not keywords_of(event.at) & {"step"}
-            severity = "W" if is_step else None
-            yield program.finding(ER111, event, message, loop=loop, severity=severity)
-    for event in program.events("saved"):
-        loop = program.replayed(event)
-        holds_weights = any(x in written(event.at) for x in ("state_dict", "model"))
-        if loop is not None and "torch" in event.name and holds_weights:
-            during = program.during(loop, event.step)
-            message = f"live weights saved {during} overwrites them with later ones"
-            yield program.finding(ER112, event, message, loop=loop)
+
+
+def _is_effect(event: Event) -> bool:
+    """Return whether more happens than that people see a line or a number again."""
+    is_step = event.name in _COUNTING and "step" not in keywords_of(event.at)
+    return event.what == "sent" or is_step
 
 
 def only_reads(event: Event) -> bool:

@@ -1,4 +1,4 @@
-"""ER201, ER203 to ER207, ER002: loops that cannot be replayed as they stand."""
+"""ER002, ER203, ER206, ER207: loops that a restart cannot enter where they were."""
 
 from __future__ import annotations
 
@@ -10,64 +10,7 @@ from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop, EpochLoop, Spot, Step, WalkedLoop
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
-from elasticrun.lint.values import Value, elastic_loaders_in, members_of
-
-ER201 = Rule(
-    "ER201 E loop of epochs or steps inside another loop",
-    help="use a plain range() for one of them, or put one behind the other",
-)
-
-
-ER204 = Rule(
-    "ER204 E loader looped over in a loop over itself, or next(iter(loader))",
-    help=("make another loader for the inner loop; take a sample from the data set"),
-)
-
-
-ER205 = Rule(
-    "ER205 E loader created inside a dataset loop",
-    help="create all loaders before the first loop",
-)
-
-
-def _nested(program: Walked) -> Iterator[Finding]:
-    for epoch in program.graph.epochs:
-        if epoch.epoch is not None:
-            message = f"epoch loop inside the epoch loop at line {epoch.epoch.line}"
-            yield program.finding(ER201, epoch, message)
-        if epoch.outer is not None:
-            yield _counted_inside(program, epoch, epoch.outer, "epoch")
-    for loop in program.graph.loops:
-        if loop.outer is not None and loop.loader.kind == "steps":
-            yield _counted_inside(program, loop, loop.outer, "step")
-            continue
-        for outer in loop.around():
-            if loop.is_elastic and members_of(outer.loader) & members_of(loop.loader):
-                same = "it" if outer.loader is loop.loader else f"{outer.text}, too,"
-                message = (
-                    f"loop over {loop.text} inside the loop over {same} at line "
-                    f"{outer.line}; a loader is at one place at a time"
-                )
-                unsure = doubts(loop, outer)
-                yield program.finding(ER204, loop, message, doubts=unsure)
-    for event in program.events("made", role="loader"):
-        if event.step.loop is not None:
-            message = (
-                f"loader created inside the loop over {event.step.loop.text} at line "
-                f"{event.step.loop.line}"
-            )
-            yield program.finding(ER205, event, message)
-
-
-def _counted_inside(
-    program: Walked, loop: WalkedLoop, around: DataLoop, what: str
-) -> Finding:
-    message = (
-        f"{what} loop inside the loop over {around.text} at line {around.line}; its "
-        f"{what}s are counted for the whole job, so it is no part of one batch"
-    )
-    return program.finding(ER201, loop, message, doubts=doubts(around, loop))
-
+from elasticrun.lint.values import Value, elastic_loaders_in
 
 ER206 = Rule(
     "ER206 E bound of epochs or steps is a total, and already reached",
@@ -179,24 +122,18 @@ def _iterators(program: Walked) -> Iterator[Finding]:
 def _first_batches(program: Walked) -> Iterator[Finding]:
     """Yield each `next(iter(loader))` outside of a batch; in one it ends at once."""
     for event in program.events("asked"):
-        source, node = event.value, event.at
-        is_inline = (
-            isinstance(node, ast.Call)
-            and bool(node.args)
-            and isinstance(node.args[0], ast.Call)
-        )
-        if source is None or source.kind != "iterator" or not is_inline:
+        node, loop = event.at, event.step.loop
+        given = node.args[:1] if isinstance(node, ast.Call) else []
+        is_inline = any(isinstance(each, ast.Call) for each in given)
+        if event.value is None or not is_inline or (loop is not None and loop.sure):
             continue
-        loop = event.step.loop
-        around = [loop, *loop.around()] if loop is not None and loop.sure else []
-        loaders = elastic_loaders_in(source)
-        if any(each.loader in loaders for each in around):
-            message = "next(iter(loader)) in the body of a loop over the same loader"
-        elif loaders and not around and len(event.given.args) < 2:
-            message = "next(iter(loader)) begins a loop that a restart skips"
-        else:
-            continue
-        yield program.finding(ER204, event, message)
+        if elastic_loaders_in(event.value) and len(event.given.args) < 2:
+            message = (
+                "next(iter(loader)) begins a loop; after a restart that loop is "
+                "finished, and `next` raises StopIteration"
+            )
+            help_text = "take a sample from the data set"
+            yield program.finding(ER207, event, message, help_text=help_text)
 
 
 def _cycles(program: Walked) -> Iterator[Finding]:
@@ -359,4 +296,4 @@ def _counts(turn: ast.AST) -> bool:
     return "range(" in text or "count(" in text
 
 
-CHECKS = (_nested, _bounds, _iterators, _ranges)
+CHECKS = (_bounds, _iterators, _ranges)

@@ -1,4 +1,4 @@
-"""ER303, ER306, ER107: states that are not whole, or changed again at each start."""
+"""ER107, ER303, ER306, ER311: states that lack something, or are changed again."""
 
 from __future__ import annotations
 
@@ -344,57 +344,6 @@ def _changes_weights(node: ast.AST) -> bool:
     return any(word in text for word in _APPLYING)
 
 
-ER310 = Rule(
-    "ER310 E two states of one name",
-    help="give one of them another name=",
-)
-
-
-def _alike(program: Walked) -> Iterator[Finding]:
-    """Yield states whose name one has that was made before."""
-    named: list[tuple[str, Event]] = []
-    for event in program.events("state"):
-        later: set[str] = set()
-        step = event.step
-        is_around = step.epoch is not None or step.loop is not None  # ER402 speaks
-        is_again = not is_around and step in program.graph.forward([step])
-        for name in _names_of(event):
-            for known, other in named:
-                if known == name and _follows(program, event, other):
-                    later.add(f"{name!r} (line {other.step.line})")
-            if is_again:
-                later.add(f"{name!r} (in an earlier turn)")
-            named.append((name, event))
-        if later:
-            message = f"a state is called {', '.join(sorted(later))} already"
-            yield program.finding(ER310, event, message)
-
-
-def _names_of(event: Event) -> list[str]:
-    """Return the names of the states that a call makes, as far as they are known."""
-    args, keywords = event.given.args, event.given.keywords
-    if event.name == "register":
-        return [each for each in keywords if not each.startswith("**")]
-    defaults = {"AdaptiveDataParallel": "model", "Variables": "variables"}
-    if event.name not in defaults:
-        return []
-    given = keywords.get("name")
-    name = defaults[event.name] if given is None else given.constant
-    if not isinstance(name, str) or event.name == "Variables":
-        return [name] if isinstance(name, str) else []
-    prefix = "" if name == "model" else f"{name}."
-    optimizer = keywords.get("optimizer") or next(iter(args[1:]), None)
-    has_one = optimizer is not None and optimizer.kind not in ("const", "list", "tuple")
-    return [name, f"{prefix}optimizer"] if has_one else [name]
-
-
-def _follows(program: Walked, event: Event, other: Event) -> bool:
-    """Return whether one state is made where another one is there for certain."""
-    own, before = set(event.step.guards), set(other.step.guards)
-    is_certain = own <= before or before <= own
-    return is_certain and event.step in program.graph.forward([other.step])
-
-
 ER311 = Rule(
     "ER311 W value of one replica's own batches in Variables",
     help="keep the sum in an Accumulator, and what its synchronized() block gives here",
@@ -425,4 +374,4 @@ def _own_values(program: Walked) -> Iterator[Finding]:
             yield program.finding(ER311, event, message, doubts=doubts(loop))
 
 
-CHECKS = (_states, _unregistered, _copies, _changes, _alike, _own_values)
+CHECKS = (_states, _unregistered, _copies, _changes, _own_values)
