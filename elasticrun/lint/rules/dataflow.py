@@ -23,7 +23,7 @@ from elasticrun.lint.values import Value
 _NO_NEWS = ("bind", "drop")
 PARTIAL = ("update", "grow")  # writes that make the new value from the old one
 _DECIDING = frozenset(("test", "save", "optimizer"))
-_UNUSED = frozenset(("own", "none"))
+_UNSEEN = frozenset(("own", "none", "flow"))
 _EMPTY = "empty"  # in place of a constant: a container that is made without items
 # Attributes of these are no plain memory: a state keeps them, if one has the object, or
 # they are none of the program's own.
@@ -114,9 +114,8 @@ class Dataflow:
                 for each in writes
                 if turns.head in self.reached(each.step, place, turns.inside)
             ]
-            first = [
-                each for each in self.writes[place] if each.step not in turns.inside
-            ]
+            every = self.writes[place]
+            first = [each for each in every if each.step not in turns.inside]
             if survivors and not _are_first_value(first, survivors):
                 yield Carried(place, survivors)
 
@@ -181,47 +180,39 @@ class Dataflow:
         seeing = self.reached(loop.step, write.place, inside)
         return write.how in PARTIAL and write.step in seeing
 
-    # What becomes of a value: does it decide, is it saved, or only printed?
+    def reads_behind(
+        self, loop: DataLoop, place: ValuePlace, start: Step
+    ) -> Iterator[Read]:
+        """Yield where a place is read behind a loop with what a step in it has left."""
+        reads = [r for r in self.reads.get(place, ()) if not r.step.is_in(loop)]
+        seeing = self.reached(start, place) if reads else set()
+        return (read for read in reads if read.step in seeing)
+
+    def leads_to(self, reads: Iterable[Read]) -> list[Read]:
+        """Return some reads, and those of all plain places that get their values."""
+        every, seen = [*reads], set[ValuePlace]()
+        for read in every:  # which grow meanwhile
+            for place in read.sink.places:
+                if place not in seen and self.is_volatile(place):
+                    seen.add(place)
+                    every += self.reads.get(place, ())
+        return every
 
     def loudness(self, reads: Iterable[Read]) -> str:
-        """Return `decides`, `shown` or an empty text for what reads lead to."""
-        return self._loudness(reads, set())
+        """Return whether values that are read decide, are shown, or none of these.
 
-    def _loudness(self, reads: Iterable[Read], seen: set[ValuePlace]) -> str:
-        best = ""
-        for read in reads:
-            kind = read.sink.kind
-            if kind in _DECIDING:
-                return "decides"
-            if kind == "flow":
-                for place in read.sink.places:
-                    if place in seen:
-                        continue
-                    seen.add(place)
-                    found = self._of_place(place, seen)
-                    if found == "decides":
-                        return found
-                    best = best or found
-            elif kind not in _UNUSED:
-                best = "shown"
-        return best
-
-    def _of_place(self, place: ValuePlace, seen: set[ValuePlace]) -> str:
-        base = self.program.walk.bases.get(place[0])
-        if base is not None and base.is_durable:
+        Returns:
+            `decides`, `shown` or an empty text.
+        """
+        every = self.leads_to(reads)
+        kinds = {read.sink.kind for read in every}
+        places = {place for read in every for place in read.sink.places}
+        bases = (self.program.walk.bases.get(place[0]) for place in places)
+        if kinds & _DECIDING or any(
+            each is not None and each.is_durable for each in bases
+        ):
             return "decides"
-        return self._loudness(self.reads.get(place, []), seen)
-
-    def followed(self, places: set[ValuePlace]) -> set[ValuePlace]:
-        """Return some places and all plain ones that get values from them."""
-        found, todo = set(places), list(places)
-        while todo:
-            for read in self.reads.get(todo.pop(), []):
-                for place in read.sink.places:
-                    if place not in found and self.is_volatile(place):
-                        found.add(place)
-                        todo.append(place)
-        return found
+        return "shown" if kinds - _UNSEEN else ""
 
 
 def steps_of(program: Walked, loop: DataLoop) -> set[Step]:

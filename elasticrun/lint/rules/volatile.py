@@ -192,9 +192,8 @@ ER209 = Rule(
 
 
 def _left(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
-    deciding = {
-        read.at for place in flow.followed(lost) for read in flow.reads.get(place, ())
-    }
+    reads = [read for place in lost for read in flow.reads.get(place, ())]
+    deciding = {read.at for read in flow.leads_to(reads)}
     for event in flow.program.events("left"):
         if not isinstance(event.loop, EpochLoop):
             continue
@@ -235,8 +234,9 @@ def _in_one_epoch(program: Walked) -> Iterator[Finding]:
 
 def _set_by_apply(event: Event) -> str:
     """Return the function that `apply` is given, if it sets how modules train."""
-    is_apply = event.how == "apply" and isinstance(event.at, ast.Call)
-    given = map(written, event.at.args) if is_apply else ()
+    if event.how != "apply" or not isinstance(event.at, ast.Call):
+        return ""
+    given = map(written, event.at.args)
     return next((text for text in given if _SETTING.search(text)), "")
 
 
