@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
-from elasticrun.lint.graph import Call, Spot, Step
+from elasticrun.lint.graph import Call, Step
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts, is_once
 from elasticrun.lint.values import Class, Value
@@ -33,59 +33,50 @@ def _states(program: Walked) -> Iterator[Finding]:
 
 
 def _fields(program: Walked, cls: Class) -> Iterator[Finding]:
+    """Yield fields of a state that `save` and `load` do not both have."""
     save, load = cls.methods.get("save"), cls.methods.get("load")
-    if save is None or load is None:
-        return
     saved, loaded = _touched(save), _touched(load)
-    if saved is None or loaded is None:
+    if save is None or load is None or saved is None or loaded is None:
         return
-    step = next(
-        (each for each in program.graph.steps if each.module is cls.module), None
-    )
-    if step is None:
-        return
+    changed = {
+        event.name
+        for event in program.events("changed")
+        if event.value is not None and event.value.cls is cls
+    }
     constructor = cls.methods.get("__init__")
-    own = stored(constructor) if constructor is not None else set()
-    changed = _changed_fields(program, cls)
-    name = cls.node.name
-    for field in sorted(own):
+    for field in sorted(stored(constructor) if constructor is not None else ()):
+        at = save
         if field in saved and field not in loaded:
-            text = f"{name}.{field} is saved, but load does not set it"
-            yield program.finding(ER303, Spot(load, step), text)
+            at, text = load, "is saved, but load does not set it"
         elif field in loaded and field not in saved:
-            text = f"{name}.{field} is set by load, but save does not write it"
-            yield program.finding(ER303, Spot(save, step), text)
+            text = "is set by load, but save does not write it"
         elif field in changed and field not in saved:
-            text = f"{name}.{field} changes, but save does not write it"
-            yield program.finding(ER303, Spot(save, step), text)
+            text = "changes, but save does not write it"
+        else:
+            continue
+        where = program.spot_in(cls, at)
+        yield program.finding(ER303, where, f"{cls.node.name}.{field} {text}")
 
 
 def _left_out(program: Walked, cls: Class) -> Iterator[Finding]:
     """Yield fields that an object updates, and its `state_dict` leaves out."""
-    save = cls.methods.get("state_dict")
-    saved = _touched(save) if save is not None else None
-    step = next(
-        (each for each in program.graph.steps if each.module is cls.module), None
-    )
-    if saved is None or step is None:
-        return
-    seen: set[str] = set()
-    for method in cls.methods.values():
-        for node in ast.walk(method):
-            target = node.target if isinstance(node, ast.AugAssign) else None
-            if not isinstance(target, ast.Attribute) or written(target.value) != "self":
-                continue
-            if target.attr not in saved | seen:
-                seen.add(target.attr)
-                text = (
-                    f"{cls.node.name}.{target.attr} changes, but state_dict does not "
-                    "write it"
-                )
-                yield program.finding(ER303, Spot(node, step), text)
+    saved = _touched(cls.methods.get("state_dict"))
+    updates = {
+        field: node
+        for method in cls.methods.values()
+        for node in ast.walk(method)
+        if isinstance(node, ast.AugAssign)
+        for field in field_of(node.target)
+    }
+    for field in updates.keys() - saved if saved is not None else ():
+        text = f"{cls.node.name}.{field} changes, but state_dict does not write it"
+        yield program.finding(ER303, program.spot_in(cls, updates[field]), text)
 
 
-def _touched(function: ast.AST) -> set[str] | None:
+def _touched(function: ast.AST | None) -> set[str] | None:
     """Return the fields that a method reads or sets; None if it takes all of them."""
+    if function is None:
+        return None
     nodes = list(ast.walk(function))
     names = {each.id for each in nodes if isinstance(each, ast.Name)}
     called = {each.func for each in nodes if isinstance(each, ast.Call)}
@@ -108,17 +99,13 @@ def stored(function: ast.AST) -> set[str]:
     return {each.attr for each in fields if isinstance(each.ctx, ast.Store)}
 
 
-def _changed_fields(program: Walked, cls: Class) -> set[str]:
-    """Return the fields that the program changes after the constructor."""
-    found: set[str] = set()
-    for name, function in cls.methods.items():
-        if name in ("__init__", "load", "save", "sync"):
-            continue
-        found |= stored(function)
-    for event in program.events("changed"):
-        if event.value is not None and event.value.cls is cls:
-            found.add(event.name)
-    return found
+def field_of(node: ast.expr) -> set[str]:
+    """Return the field that is changed by a change of `self.field` or its items."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    if not isinstance(node, ast.Attribute) or written(node.value) != "self":
+        return set()
+    return {node.attr}
 
 
 ER306 = Rule(
@@ -129,27 +116,26 @@ ER306 = Rule(
 )
 
 
+_TRAINED = {
+    "optimizer": "optimizer",
+    "scheduler": "LR scheduler",
+    "scaler": "gradient scaler",
+    "ema": "averaged model",
+}
+
+
 def _unregistered(program: Walked) -> Iterator[Finding]:
-    if not program.graph.epochs and not program.graph.loops:
-        return
-    kinds = {
-        "optimizer": "optimizer",
-        "scheduler": "LR scheduler",
-        "scaler": "gradient scaler",
-        "ema": "averaged model",
-    }
     seen: set[int] = set()
     covered = _covered(program)
-    has_unseen = bool(program.events("unseen states"))
-    for event in program.events("trained"):
-        value, what = event.value, kinds.get(event.role)
-        is_inside = event.step.epoch is not None or event.step.loop is not None
-        if value is None or what is None or not is_inside or has_unseen:
-            continue
-        if value.uid in seen or not value.sure or value.kind == "unknown":
+    for event in [] if program.events("unseen states") else program.events("trained"):
+        value, what = event.value, _TRAINED.get(event.role)
+        is_outside = event.step.epoch is None and event.step.loop is None
+        if value is None or what is None or is_outside or not value.sure:
             continue
         if value.made_at >= 0 and program.made(value).step.loop is not None:
             continue  # It is of one batch.
+        if value.uid in seen:
+            continue
         seen.add(value.uid)
         if value.uid in covered or value.node is None or value.made_at < 0:
             continue
@@ -157,9 +143,8 @@ def _unregistered(program: Walked) -> Iterator[Finding]:
         if any(is_saved(each, depth=0) for each in averages if each.is_model):
             continue
         message = (
-            f"this {what} is trained (line "
-            f"{getattr(event.at, 'lineno', 0)}) and in no state: a restart begins "
-            "with a new one"
+            f"this {what} is trained (line {getattr(event.at, 'lineno', 0)}) and in no "
+            "state: a restart begins with a new one"
         )
         yield program.finding(ER306, program.made(value), message)
     yield from _unregistered_models(program, seen, covered)
