@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,13 +19,8 @@ from elasticrun.lint.rules.suppressions import ER001, is_suppressed, unused
 from elasticrun.lint.rules.table import CHECKS
 from elasticrun.lint.walk.walker import walk_through
 
+_PYTHON = ".".join(map(str, sys.version_info[:2]))
 _KEPT = 20  # Modules with text and tree; those of a large project take gigabytes.
-# What a line, or what is said of it, shows of syntax that a version of Python brought.
-_SYNTAX = {
-    (3, 11): r"\bexcept\s*\*",
-    (3, 12): r"^f-string|^\s*type\s+\w+.*=|^\s*(?:async\s+def|def|class)\s+\w+\[",
-    (3, 14): r"\bt['\"]|^\s*except\s+[\w.]+\s*,",
-}
 
 
 class LintProblem(NamedTuple):
@@ -47,7 +41,6 @@ class LintResult(NamedTuple):
 
     findings: list[Finding]
     problems: list[LintProblem]
-    programs: list[Walked]
     modules: list[Module]
     patched: list[Module]
 
@@ -56,7 +49,7 @@ def lint_paths(paths: Iterable[Path], options: LintOptions | None = None) -> Lin
     """Lint files, and all Python files below folders."""
     project = Project()
     options = options or LintOptions()
-    result = LintResult([], [], [], [], [])
+    result = LintResult([], [], [], [])
     for path in paths:
         if not path.exists():
             text = "does not exist. Check the path, relative to the current folder."
@@ -85,9 +78,7 @@ def lint_text(
     module = Module(Path(name).absolute(), name, text)
     project = Project()
     project.modules[module.path] = module
-    return _lint(
-        project, options or LintOptions(), LintResult([], [], [], [module], [])
-    )
+    return _lint(project, options or LintOptions(), LintResult([], [], [module], []))
 
 
 def _lint(project: Project, options: LintOptions, result: LintResult) -> LintResult:
@@ -98,19 +89,23 @@ def _lint(project: Project, options: LintOptions, result: LintResult) -> LintRes
         if module.imported_by & walked:
             continue  # walked through already, from the script that imports it
         with _giving_up(result, module):
-            program = Walked(walk_through(project, options, module))
-            for check in CHECKS:
-                found += check(program)
+            found += _in_elastic(project, options, module)
             walked.add(module.name)
-            result.programs.append(program)
-    if not roots:
-        for number, module in enumerate(result.modules):
-            with _giving_up(result, module):
-                found += _in_plain(project, options, module, result)
-            if number % _KEPT == 0:
-                project.forget()
+    for number, module in enumerate(result.modules if not roots else ()):
+        with _giving_up(result, module):
+            found += _in_plain(project, options, module, result)
+        if number % _KEPT == 0:
+            project.forget()
     result.findings.extend(_reported(found, project, options, result.modules))
     return result
+
+
+def _in_elastic(
+    project: Project, options: LintOptions, module: Module
+) -> Iterator[Finding]:
+    program = Walked(walk_through(project, options, module))
+    for check in CHECKS:
+        yield from check(program)
 
 
 def _in_plain(
@@ -128,11 +123,10 @@ def _in_plain(
         result.patched.append(module)
     yield from conversion.findings(module, edits)
     Application(edits).visit(tree)
-    program = Walked(walk_through(project, options, module))
+    for finding in _in_elastic(project, options, module):
+        if finding.code != "ER002":  # Of loops without a boundary ER003 has spoken.
+            yield finding
     module.forget()
-    for check in CHECKS:
-        # Of loops without a boundary ER003 has spoken.
-        yield from (each for each in check(program) if each.code != "ER002")
 
 
 @contextmanager
@@ -173,26 +167,12 @@ def _parsed(module: Module, result: LintResult) -> ast.Module | None:
     tree = module.parse()
     if module.error is not None:
         line = module.error.lineno or 1
-        newer = _newer(module.error, module.line(line))
-        text = f"cannot be parsed: {module.error.msg}.{newer}"
+        text = f"cannot be parsed by Python {_PYTHON}: {module.error.msg}."
         cell = None
         if module.cells is not None:
             cell, line = module.cells.place(line)
         result.problems.append(LintProblem(module.name, line, text, cell))
     return tree
-
-
-def _newer(error: SyntaxError, line: str) -> str:
-    """Return which Python a line needs, if its syntax is newer than this one's."""
-    own = sys.version_info[:2]
-    for version, syntax in _SYNTAX.items():
-        if version > own and re.search(syntax, f"{error.msg}\n{line}", re.MULTILINE):
-            needed = ".".join(map(str, version))
-            return (
-                f" It looks like syntax of Python {needed}, and this is Python "
-                f"{own[0]}.{own[1]}: run the linter with Python {needed} or later."
-            )
-    return ""
 
 
 # What is left of the findings.

@@ -62,7 +62,7 @@ def test_the_hook_of_pre_commit_lints(tmp_path: Path) -> None:
 
 def test_the_examples_have_no_findings() -> None:
     result = lint_paths([ROOT / "examples"], LintOptions(pedantic=True))
-    assert result.programs
+    assert result.modules
     assert result.findings == []
     assert result.problems == []
 

@@ -96,33 +96,32 @@ def _sizes(program: Walked) -> Iterator[Finding]:
         if event.role not in _POSITIONS:
             continue
         own = event.value.attrs if event.value is not None else {}
-        for name, value in [*_arguments(event), *own.items()]:
-            if "world_size" in value.taints and _is_size(name, value in own.values()):
-                message = (
-                    f"{name} is computed from the world size, so it changes when the "
-                    "number of replicas does"
-                )
-                yield program.finding(ER503, event, message)
-                break
-            if (
-                event.role == "loader"
-                and name == "dataset"
-                and value.taints >= _SHARING
-            ):
-                message = (
-                    "the data set is cut by the rank or the world size; a loader needs "
-                    "the whole one, the same on all replicas, and cuts it itself"
-                )
-                yield program.finding(ER503, event, message)
-                break
-            changing = _CHANGING & value.taints
-            if event.role == "loader" and name in _OF_BATCHES and changing:
-                source = in_words(changing)
-                message = (
-                    f"{name} is computed from {source}, so it is not always the same"
-                )
-                yield program.finding(ER503, event, message)
-                break
+        messages = [
+            _misfit(event.role, name, value, is_own=value in own.values())
+            for name, value in [*_arguments(event), *own.items()]
+        ]
+        if any(messages):
+            yield program.finding(ER503, event, next(filter(None, messages)))
+
+
+def _misfit(role: str, name: str, value: Value, *, is_own: bool) -> str:
+    """Return why what an object is given is not the same everywhere, if so."""
+    if "world_size" in value.taints and _is_size(name, is_own):
+        return (
+            f"{name} is computed from the world size, so it changes when the number of "
+            "replicas does"
+        )
+    if role == "loader" and name == "dataset" and value.taints >= _SHARING:
+        return (
+            "the data set is cut by the rank or the world size; a loader needs the "
+            "whole one, the same on all replicas, and cuts it itself"
+        )
+    changing = _CHANGING & value.taints
+    if role == "loader" and name in _OF_BATCHES and changing:
+        return (
+            f"{name} is computed from {in_words(changing)}: it is not always the same"
+        )
+    return ""
 
 
 def _arguments(made: Event) -> Iterator[tuple[str, Value]]:
@@ -210,28 +209,23 @@ _LISTING = named("listdir glob iglob rglob iterdir scandir")
 def _folders(program: Walked) -> Iterator[Finding]:
     """Yield where a data set takes its samples as a folder happens to list them."""
     for cls in program.walk.classes:
-        if cls.role != "dataset" and "__getitem__" not in cls.methods:
+        is_dataset = cls.role == "dataset" or "__getitem__" in cls.methods
+        if not is_dataset or ".sort(" in ast.unparse(cls.node):
             continue
-        if ".sort(" in ast.unparse(cls.node):
-            continue
-        step = next(
-            (each for each in program.graph.steps if each.module is cls.module), None
-        )
         calls = [each for each in ast.walk(cls.node) if isinstance(each, ast.Call)]
         fixed = {
-            id(node)
+            node
             for each in calls
             if last_name(each.func) in _UNORDERED
             for node in ast.walk(each)
         }
         for each in calls:
-            is_listing = last_name(each.func) in _LISTING and id(each) not in fixed
-            if is_listing and step is not None:
+            if last_name(each.func) in _LISTING and each not in fixed:
                 message = (
                     "the order of a folder is that of its file system, so samples or "
                     "classes may have other numbers on another machine"
                 )
-                yield program.finding(ER506, Spot(each, step), message)
+                yield program.finding(ER506, program.spot_in(cls, each), message)
 
 
 def _keeps_order(event: Event) -> bool:

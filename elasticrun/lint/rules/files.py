@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
-from elasticrun.lint.graph import DataLoop, Spot
+from elasticrun.lint.graph import Spot
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts, is_checked, is_once, keywords_of
 
@@ -16,9 +16,20 @@ _FORGIVING = ("OSError", "FileNotFoundError", "FileExistsError", "Exception", "I
               "BaseException", "PermissionError")  # fmt: skip
 
 
+ER104 = Rule(
+    "ER104 E file appended in replayed code",
+    help=(
+        "make it a LogFile, which leaves out what a replay writes, or guard it with "
+        "once(key) on one rank"
+    ),
+)
 ER105 = Rule(
     "ER105 W file emptied at every restart",
     help="make it a LogFile",
+)
+ER114 = Rule(
+    "ER114 W rows appended again after a kill",
+    help="make it a LogFile, which goes back to its place in the checkpoint",
 )
 
 
@@ -35,28 +46,18 @@ def _files(program: Walked) -> Iterator[Finding]:
         mode = event.how
         if not mode.startswith("w") or is_checked(event.step):
             continue
-        zone = program.zone(event.step)
-        again = program.replayed(event) or program.is_before_epochs(event)
+        loop = program.replayed(event)
+        again = loop is not None or program.is_before_epochs(event)
         if again and _is_written_later(program, event, filled):
-            loop = again if isinstance(again, DataLoop) else None
             message = (
-                f"file opened with mode {mode!r} in zone {zone}, which every restart "
-                "runs again; what was written to it before is lost"
+                f"file opened with mode {mode!r} in zone {program.zone(event.step)}, "
+                "which every restart runs again; what was written to it before is lost"
             )
             said |= {e.at for e in program.events("opened") if _is_same_file(e, event)}
             yield program.finding(ER105, event, message, loop=loop)
     for event in program.events("moved"):
         yield from _moved(program, event)
     yield from _logs(program, filled, said)
-
-
-ER104 = Rule(
-    "ER104 E file appended in replayed code",
-    help=(
-        "make it a LogFile, which leaves out what a replay writes, or guard it with "
-        "once(key) on one rank"
-    ),
-)
 
 
 def _appended(program: Walked, event: Event) -> Iterator[Finding]:
@@ -77,12 +78,11 @@ def _appended(program: Walked, event: Event) -> Iterator[Finding]:
 
 
 def _is_written_later(program: Walked, event: Event, filled: list[Event]) -> bool:
-    own = [each for each in filled if each.value is event.value]
+    """Return whether an opened file is written where a restart does not do it again."""
+    own = {program.zone(each.step) for each in filled if each.value is event.value}
     if event.step.epoch is not None:
-        return any(program.zone(each.step) in ("L", "C") for each in own)
-    if any(program.zone(each.step) in ("A", "B", "L", "C") for each in own):
-        return True
-    return any(
+        return not own.isdisjoint("LC")
+    return not own.isdisjoint("ABLC") or any(
         each.how.startswith("a") and _is_same_file(each, event)
         for each in program.events("opened")
     )
@@ -90,20 +90,12 @@ def _is_written_later(program: Walked, event: Event, filled: list[Event]) -> boo
 
 def _is_same_file(one: Event, other: Event) -> bool:
     """Return whether two files that are opened have the same path."""
-    path, text = one.given.args[0], one.text
-    known = other.given.args[0]
+    path, known = one.given.args[0], other.given.args[0]
     if path is known or (path.kind == "const" and path.constant == known.constant):
         return True
-    if not text or text != other.text:
-        return False
     is_near = one.step.module is other.step.module
-    return is_near or text.startswith(("'", '"', "f'", 'f"')) or text.isupper()
-
-
-ER114 = Rule(
-    "ER114 W rows appended again after a kill",
-    help="make it a LogFile, which goes back to its place in the checkpoint",
-)
+    is_fixed = one.text.isupper() or one.text.startswith(("'", '"', "f'", 'f"'))
+    return bool(one.text) and one.text == other.text and (is_near or is_fixed)
 
 
 def _opened_at(event: Event) -> ast.AST:
@@ -202,38 +194,45 @@ ER106 = Rule(
 
 
 def _moved(program: Walked, event: Event) -> Iterator[Finding]:
-    is_tolerant = keywords_of(event.at) & {"missing_ok", "exist_ok", "ignore_errors"}
-    is_temporary = any("temporary" in each.taints for each in event.given.args)
     is_turned = any(isinstance(each, ast.For) for each in event.turns)
     is_rotated = is_turned and event.name.endswith(("replace", "rename", "move"))
     if _is_emptied(program, event):
         message = "folder emptied at each start, of what the starts before wrote to it"
         yield program.finding(ER105, event, message)
         return
-    if is_tolerant or is_temporary or (is_checked(event.step) and not is_rotated):
+    if is_checked(event.step) and not is_rotated:
         return
-    if any(word in each or not each for each in event.catching for word in _FORGIVING):
+    if _is_tolerant(event) or is_made_just_before(event):
         return
     loop = program.replayed(event)
     if loop is None and not program.is_before_epochs(event):
-        return
-    if is_made_just_before(event):
         return
     zone = program.zone(event.step)
     message = f"{event.name} in zone {zone} cannot be repeated; a restart runs it again"
     yield program.finding(ER106, event, message, loop=loop, doubts=doubts(event.value))
 
 
+def _is_tolerant(event: Event) -> bool:
+    """Return whether it does no harm that something is there already, or is gone."""
+    named = keywords_of(event.at) & {"missing_ok", "exist_ok", "ignore_errors"}
+    is_temporary = any("temporary" in each.taints for each in event.given.args)
+    caught = any(
+        word in each or not each for each in event.catching for word in _FORGIVING
+    )
+    return bool(named) or is_temporary or caught
+
+
 def _is_emptied(program: Walked, event: Event) -> bool:
     """Return whether a folder is removed at each start, to be made anew."""
+    given = event.at.args[:1] if isinstance(event.at, ast.Call) else []
     if event.name != "shutil.rmtree" or not program.is_before_epochs(event):
         return False
-    assert isinstance(event.at, ast.Call)
-    path = written(event.at.args[0]) if event.at.args else ""
     return any(
-        each is not event and path in written(each.at)
+        written(path) == written(node)
+        for path in given
         for each in program.events("moved")
-        if each.name.endswith(("mkdir", "makedirs")) and path
+        if each.name.endswith(("mkdir", "makedirs"))
+        for node in ast.walk(each.at)
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from elasticrun.lint import catalog
@@ -40,26 +41,20 @@ ER401 = Rule(
 
 
 def _collectives(program: Walked) -> Iterator[Finding]:
-    guarded: dict[tuple[str, int], set[tuple[int, bool]]] = {}
     events = program.events("collective")
-    for event in events:
-        guard = _rank_guard(event.step)
-        if guard is not None:
-            key = (event.name, id(guard.function))
-            guarded.setdefault(key, set()).add((guard.number, guard.holds))
-    for event in events:
-        guard = _rank_guard(event.step)
-        if guard is None:
-            continue
-        key = (event.name, id(guard.function))
-        if len(guarded[key]) > 1:
-            continue  # another branch, or the opposite test, has it as well
-        message = (
-            f"{event.name} is collective, and runs only where the test at line "
-            f"{_line(guard)} holds; the other replicas wait"
-        )
-        at = _where_decided(program, event, guard)
-        yield program.finding(ER401, at, message)
+    found = [(event, guard) for event in events if (guard := _rank_guard(event.step))]
+    guarded: dict[tuple[str, ast.AST], set[tuple[int, bool]]] = defaultdict(set)
+    for event, guard in found:
+        guarded[event.name, guard.function].add((guard.number, guard.holds))
+    for event, guard in found:
+        # Otherwise another branch, or the opposite test, has it as well.
+        if len(guarded[event.name, guard.function]) == 1:
+            message = (
+                f"{event.name} is collective, and runs only where the test at line "
+                f"{_line(guard)} holds; the other replicas wait"
+            )
+            at = _where_decided(program, event, guard)
+            yield program.finding(ER401, at, message)
 
 
 def _line(guard: Guard) -> int:
@@ -107,29 +102,23 @@ def _states(program: Walked) -> Iterator[Finding]:
         for event in events
         for guard in event.step.guards
     }
-    deciding = {
-        guard.number
-        for loop in program.graph.loops
-        for guard in (loop.step.guards if loop.is_elastic else ())
-    }
+    # Of an evaluation under a test ER401 and ER208 speak.
+    elastic = [each for each in program.graph.loops if each.is_elastic]
+    deciding = {guard.number for loop in elastic for guard in loop.step.guards}
     for event in events:
         name, step = event.name, event.step
-        # What both branches make is made in any case.
-        taints = frozenset().union(
-            *(
-                guard.taints
-                for guard in step.guards
-                if (name, guard.number, not guard.holds) not in branches
-                # Of an evaluation under a test ER401 and ER208 speak.
-                and not (name == "Accumulator" and guard.number in deciding)
-            )
-        )
-        if taints & _CHANGING:
+        is_sum = name == "Accumulator"
+        guards = [
+            guard
+            for guard in step.guards
+            # What both branches make is made in any case.
+            if (name, guard.number, not guard.holds) not in branches
+            and not (is_sum and guard.number in deciding)
+        ]
+        if any(guard.taints & _CHANGING for guard in guards):
             message = f"{name} is created under a condition that may differ"
             yield program.finding(ER402, event, message)
-        elif step.epoch and not step.loop and not is_once(step):
-            if name == "Accumulator":
-                continue
+        elif step.epoch and not step.loop and not is_once(step) and not is_sum:
             message = (
                 f"{name} is created in the epoch loop, again in each epoch that is "
                 "not skipped"
@@ -225,10 +214,9 @@ ER208 = Rule(
 
 
 def _uncertain(program: Walked) -> Iterator[Finding]:
-    loops: list[WalkedLoop] = [*program.graph.loops, *program.graph.epochs]
+    elastic = [each for each in program.graph.loops if each.is_elastic]
+    loops: list[WalkedLoop] = [*elastic, *program.graph.epochs]
     for loop in loops:
-        if isinstance(loop, DataLoop) and not loop.is_elastic:
-            continue
         uncertain = _uncertain_of(loop.step.guards)
         if isinstance(loop, DataLoop):
             uncertain -= {"rank"}  # of which ER401 speaks
@@ -241,19 +229,15 @@ def _uncertain(program: Walked) -> Iterator[Finding]:
             )
             yield program.finding(ER208, at, message, doubts=doubts(loop))
     for event in program.events("left"):
-        loop_left = event.loop
-        if loop_left is None:
+        if event.loop not in loops:
             continue
-        if isinstance(loop_left, DataLoop) and not loop_left.is_elastic:
-            continue
-        inner = event.step.guards[len(loop_left.step.guards) :]
+        inner = event.step.guards[len(event.loop.step.guards) :]
         what = in_words(_uncertain_of(inner))
-        if not what:
-            is_own = any("batch" in guard.taints for guard in inner)
-            what = "this replica's part of the batch" if is_own else ""
+        if not what and any("batch" in guard.taints for guard in inner):
+            what = "this replica's part of the batch"
         if what:
             message = (
-                f"whether the loop at line {loop_left.line} goes on depends on {what}"
+                f"whether the loop at line {event.loop.line} goes on depends on {what}"
             )
             yield program.finding(ER208, event, message)
 
