@@ -14,6 +14,30 @@ from elasticrun.lint.naming import last_name, named, written
 from elasticrun.lint.program import Walked, in_words
 from elasticrun.lint.values import UNFIXED, Value, taints_of
 
+ER501 = Rule(
+    "ER501 W unseeded data",
+    help="seed it: torch.manual_seed(0) at the top, or a seeded generator=",
+)
+ER502 = Rule(
+    "ER502 E seed from the time or the process",
+    help="use a constant seed",
+)
+ER503 = Rule(
+    "ER503 W batch size, learning rate or steps from the world size",
+    help="give the global batch size, and what belongs to it",
+)
+ER504 = Rule(
+    "ER504 E sampler that can only be iterated",
+    help=(
+        "take shuffle=True, WeightedDraws, LengthGroups, RandomWindows or a map: a "
+        "list, or something with a length and __getitem__"
+    ),
+)
+ER506 = Rule(
+    "ER506 W order of a set of texts, or of a folder",
+    help="sort it: sorted(...)",
+)
+
 _SIZES = named(
     "batch_size lr max_lr learning_rate total_steps num_training_steps T_max "
     "num_warmup_steps steps_per_epoch warmup_steps step_size epochs milestones "
@@ -30,12 +54,6 @@ _SHARING = frozenset(("rank", "world_size"))
 _CHANGING = frozenset(("rank", "time", "entropy", "generation"))
 
 
-ER501 = Rule(
-    "ER501 W unseeded data",
-    help="seed it: torch.manual_seed(0) at the top, or a seeded generator=",
-)
-
-
 def _unseeded(program: Walked) -> Iterator[Finding]:
     for event in program.events("drawn"):
         if event.how == "optimizer":  # first weights, which come back
@@ -44,12 +62,6 @@ def _unseeded(program: Walked) -> Iterator[Finding]:
             continue
         message = f"{event.name} without a seed gives other data after every restart"
         yield program.finding(ER501, event, message)
-
-
-ER502 = Rule(
-    "ER502 E seed from the time or the process",
-    help="use a constant seed",
-)
 
 
 def _seeds(program: Walked) -> Iterator[Finding]:
@@ -83,12 +95,6 @@ def _is_unfixed(name: str, values: list[Value]) -> bool:
         return name in ("random.seed", "numpy.random.seed", "seed")
     is_none = values[0].kind == "const" and values[0].constant is None
     return is_none or bool(taints_of(values) & UNFIXED)
-
-
-ER503 = Rule(
-    "ER503 W batch size, learning rate or steps from the world size",
-    help="give the global batch size, and what belongs to it",
-)
 
 
 def _sizes(program: Walked) -> Iterator[Finding]:
@@ -136,15 +142,6 @@ def _is_size(name: object, is_own: bool) -> bool:
     return name in _SIZES or (is_own and any(word in text for word in _WORDS))
 
 
-ER504 = Rule(
-    "ER504 E sampler that can only be iterated",
-    help=(
-        "take shuffle=True, WeightedDraws, LengthGroups, RandomWindows or a map: a "
-        "list, or something with a length and __getitem__"
-    ),
-)
-
-
 def _samplers(program: Walked) -> Iterator[Finding]:
     for event in program.events("made", role="loader"):
         for key in ("sampler", "batch_sampler"):
@@ -167,10 +164,6 @@ def _is_only_iterated(value: Value) -> bool:
     return is_used_up or roles.is_iterated_sampler(value.name)
 
 
-ER506 = Rule(
-    "ER506 W order of a set of texts, or of a folder",
-    help="sort it: sorted(...)",
-)
 _TEXTS = re.compile(
     r"word|token|char|text|str\b|string|name|vocab|letter|tag|\.split\(|key|path|file|"
     r"label|categor|class|speaker|species|lang|gram|corpus|symbol|title|'",

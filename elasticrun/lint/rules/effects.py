@@ -14,6 +14,13 @@ ER109 = Rule(
     "ER109 W random draw not keyed by seed and epoch in replayed code",
     help="draw from a generator seeded with (seed, epoch), or inside a loop",
 )
+ER110 = Rule(
+    "ER110 W external effect sent again",
+    help=(
+        "send it after the last dataset loop, guard it with once(key), or give the run "
+        "an id to continue; let one rank do it"
+    ),
+)
 
 
 def _draws(program: Walked) -> Iterator[Finding]:
@@ -53,15 +60,6 @@ def _family(name: str) -> str:
     if name.endswith("_") and "." not in name:  # `uniform_` of a tensor
         return "torch"
     return first if first in ("torch", "numpy", "random") else ""
-
-
-ER110 = Rule(
-    "ER110 W external effect sent again",
-    help=(
-        "send it after the last dataset loop, guard it with once(key), or give the run "
-        "an id to continue; let one rank do it"
-    ),
-)
 
 
 _COUNTING = named("wandb.log trackio.log swanlab.log")  # each call is another step

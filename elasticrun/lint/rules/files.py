@@ -12,10 +12,6 @@ from elasticrun.lint.graph import Spot
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts, is_checked, is_once, keywords_of
 
-_FORGIVING = ("OSError", "FileNotFoundError", "FileExistsError", "Exception", "IOError",
-              "BaseException", "PermissionError")  # fmt: skip
-
-
 ER104 = Rule(
     "ER104 E file appended in replayed code",
     help=(
@@ -27,10 +23,34 @@ ER105 = Rule(
     "ER105 W file emptied at every restart",
     help="make it a LogFile",
 )
+ER106 = Rule(
+    "ER106 W rename, removal or creation that cannot be repeated",
+    help=(
+        "ask whether it is still to do (missing_ok, exist_ok, os.path.exists), or move "
+        "it after the last dataset loop"
+    ),
+)
+ER113 = Rule(
+    "ER113 W file or port changed beside a running generation",
+    help=(
+        "put it below elasticrun.init(), or behind `if elasticrun.rank() == 0:`, which "
+        "needs the job"
+    ),
+)
 ER114 = Rule(
     "ER114 W rows appended again after a kill",
     help="make it a LogFile, which goes back to its place in the checkpoint",
 )
+ER115 = Rule(
+    "ER115 W output that each start names anew",
+    help=(
+        "name it by something that stays: an argument, a variable of the environment, "
+        "or ELASTICRUN_CHECKPOINT_DIR"
+    ),
+)
+
+_FORGIVING = ("OSError", "FileNotFoundError", "FileExistsError", "Exception", "IOError",
+              "BaseException", "PermissionError")  # fmt: skip
 
 
 def _files(program: Walked) -> Iterator[Finding]:
@@ -124,15 +144,6 @@ def _logs(
             yield program.finding(ER114, at, message)
 
 
-ER115 = Rule(
-    "ER115 W output that each start names anew",
-    help=(
-        "name it by something that stays: an argument, a variable of the environment, "
-        "or ELASTICRUN_CHECKPOINT_DIR"
-    ),
-)
-
-
 def _names(program: Walked) -> Iterator[Finding]:
     """Yield where a name is made that no later start makes again."""
     asked = [e for e in program.events("unfixed") if not is_once(e.step)]
@@ -182,15 +193,6 @@ def _next_free(event: Event) -> Event | None:
     is_made = event.name.endswith(("mkdir", "makedirs"))
     is_searched = any(isinstance(each, ast.While) for each in event.turns)
     return event if is_free and is_made and is_searched else None
-
-
-ER106 = Rule(
-    "ER106 W rename, removal or creation that cannot be repeated",
-    help=(
-        "ask whether it is still to do (missing_ok, exist_ok, os.path.exists), or move "
-        "it after the last dataset loop"
-    ),
-)
 
 
 def _moved(program: Walked, event: Event) -> Iterator[Finding]:
@@ -255,15 +257,6 @@ def is_made_just_before(event: Event) -> bool:
         and any(word in line for word in ("save", "open(", "write", "dump", "retrieve"))
         for line in before
     )
-
-
-ER113 = Rule(
-    "ER113 W file or port changed beside a running generation",
-    help=(
-        "put it below elasticrun.init(), or behind `if elasticrun.rank() == 0:`, which "
-        "needs the job"
-    ),
-)
 
 
 def _beside(program: Walked) -> Iterator[Finding]:

@@ -10,6 +10,30 @@ from elasticrun.lint.graph import DataLoop, Read, Step, ValuePlace, Write
 from elasticrun.lint.program import doubts, is_once
 from elasticrun.lint.rules.dataflow import PARTIAL, Dataflow
 
+ER202 = Rule(
+    "ER202 W loader iterated outside an epoch, its result in plain variables",
+    help="keep the sum in an Accumulator",
+)
+ER211 = Rule(
+    "ER211 W plain DataLoader beside elastic ones in an epoch",
+    help="make it an AdaptiveDataLoader",
+)
+ER302 = Rule(
+    "ER302 W sum over a loop covers only a part",
+    help=(
+        "keep the sum in an Accumulator, which adds the replicas up in its "
+        "synchronized() block"
+    ),
+)
+ER304 = Rule(
+    "ER304 W index of enumerate used as a step",
+    help="use loader.enumerate() or loader.batch_index",
+)
+ER307 = Rule(
+    "ER307 W loop variable read after the loop",
+    help="keep it in Variables or an Accumulator, or read it in the loop's body",
+)
+
 
 def behind(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
     """Yield what is read behind loops, but for the places that ER301 has reported."""
@@ -29,19 +53,6 @@ def behind(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
 
 
 # Sums.
-
-
-ER202 = Rule(
-    "ER202 W loader iterated outside an epoch, its result in plain variables",
-    help="keep the sum in an Accumulator",
-)
-ER302 = Rule(
-    "ER302 W sum over a loop covers only a part",
-    help=(
-        "keep the sum in an Accumulator, which adds the replicas up in its "
-        "synchronized() block"
-    ),
-)
 
 
 def _summed(
@@ -97,12 +108,6 @@ def _means_of(
 # Other values.
 
 
-ER307 = Rule(
-    "ER307 W loop variable read after the loop",
-    help="keep it in Variables or an Accumulator, or read it in the loop's body",
-)
-
-
 def _read_after(flow: Dataflow, loop: DataLoop, write: Write) -> Iterator[Finding]:
     program, place = flow.program, write.place
     # A generator that hands out the last batch behind its loop runs the body there.
@@ -142,12 +147,6 @@ def _is_made_before(flow: Dataflow, loop: DataLoop, write: Write) -> bool:
 # Numbers of batches.
 
 
-ER304 = Rule(
-    "ER304 W index of enumerate used as a step",
-    help="use loader.enumerate() or loader.batch_index",
-)
-
-
 def _numbered(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:
     """Yield uses of an enumerate index as the number of a step."""
     for write in flow.first_writes(loop, ("target",)):
@@ -177,12 +176,6 @@ def _guards_optimizer(read: Read) -> bool:
 
 
 # Plain loaders.
-
-
-ER211 = Rule(
-    "ER211 W plain DataLoader beside elastic ones in an epoch",
-    help="make it an AdaptiveDataLoader",
-)
 
 
 def _plain(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:

@@ -12,9 +12,24 @@ from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
 from elasticrun.lint.values import Value, elastic_loaders_in
 
+ER002 = Rule(
+    "ER002 W looks elastic, but the epoch loop is range()",
+    help="write `for epoch in remaining_epochs_until(n):`",
+)
+ER203 = Rule(
+    "ER203 E loops over elastic loaders that overlap",
+    help=(
+        "loop over CombinedLoader([a, b]), or over them in turn, or over one inside "
+        "each batch of the other"
+    ),
+)
 ER206 = Rule(
     "ER206 E bound of epochs or steps is a total, and already reached",
     help="give the number that the whole job has finished after this loop",
+)
+ER207 = Rule(
+    "ER207 W iterator of a loader that does not fit the position",
+    help="loop with `for x, y in loader.batches(n):`",
 )
 
 
@@ -100,21 +115,6 @@ def _may_change(loop: WalkedLoop, bound: ast.expr | None, turn: ast.AST) -> bool
     return bool(changed & {written(bound), *names} or own)
 
 
-ER203 = Rule(
-    "ER203 E loops over elastic loaders that overlap",
-    help=(
-        "loop over CombinedLoader([a, b]), or over them in turn, or over one inside "
-        "each batch of the other"
-    ),
-)
-
-
-ER207 = Rule(
-    "ER207 W iterator of a loader that does not fit the position",
-    help="loop with `for x, y in loader.batches(n):`",
-)
-
-
 def _iterators(program: Walked) -> Iterator[Finding]:
     for event in program.events("zipped"):
         if sum(len(elastic_loaders_in(each)) for each in event.given.args) >= 2:
@@ -193,12 +193,6 @@ def _begun_anew(program: Walked, event: Event, made: Step) -> str:
                 f"{getattr(turn, 'lineno', 0)}, which begins anew after a restart"
             )
     return ""
-
-
-ER002 = Rule(
-    "ER002 W looks elastic, but the epoch loop is range()",
-    help="write `for epoch in remaining_epochs_until(n):`",
-)
 
 
 def _ranges(program: Walked) -> Iterator[Finding]:

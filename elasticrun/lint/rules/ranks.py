@@ -25,19 +25,38 @@ from elasticrun.lint.rules.files import is_made_just_before
 from elasticrun.lint.values import UNFIXED, taints_of
 from elasticrun.lint.walk.frames import Function
 
-_CHANGING = frozenset(("rank", "random", "time", "entropy", "generation", "exists"))
-
-
-def _rank_guard(step: Step) -> Guard | None:
-    return next((each for each in step.guards if "rank" in each.taints), None)
-
-
+ER208 = Rule(
+    "ER208 E whether a loop runs depends on rank, random numbers or time",
+    help="let the epoch's number or a saved value decide, or use request_stop()",
+)
+ER210 = Rule(
+    "ER210 E handler swallows the stop",
+    help="catch Exception, or raise again",
+)
+ER212 = Rule(
+    "ER212 W signal handler in the place of the stop",
+    help="leave the signal to elasticrun, or let the handler call request_stop()",
+)
 ER401 = Rule(
     "ER401 E collective, checkpoint or loop under an unbalanced rank test",
     help=(
         "let all replicas come to it, and test the rank only around what one does alone"
     ),
 )
+ER402 = Rule(
+    "ER402 E State or loader created conditionally",
+    help="create it before the first loop, in every start and on every replica",
+)
+ER403 = Rule(
+    "ER403 W all replicas write one path, or send one message",
+    help="do it on rank 0 only (`if rank() == 0:`), or put the rank into the name",
+)
+
+_CHANGING = frozenset(("rank", "random", "time", "entropy", "generation", "exists"))
+
+
+def _rank_guard(step: Step) -> Guard | None:
+    return next((each for each in step.guards if "rank" in each.taints), None)
 
 
 def _collectives(program: Walked) -> Iterator[Finding]:
@@ -89,12 +108,6 @@ def _loops(program: Walked) -> Iterator[Finding]:
         yield program.finding(ER401, at, message, doubts=doubts(loop))
 
 
-ER402 = Rule(
-    "ER402 E State or loader created conditionally",
-    help="create it before the first loop, in every start and on every replica",
-)
-
-
 def _states(program: Walked) -> Iterator[Finding]:
     events = program.events("state")
     branches = {
@@ -126,10 +139,6 @@ def _states(program: Walked) -> Iterator[Finding]:
             yield program.finding(ER402, event, message)
 
 
-ER403 = Rule(
-    "ER403 W all replicas write one path, or send one message",
-    help="do it on rank 0 only (`if rank() == 0:`), or put the rank into the name",
-)
 _OF_ONE_PROCESS = re.compile(
     r"rank|BytesIO|StringIO|\bis_main|state_dict_type|"
     r"[(, ](?:f|fp|fh|fout|file|fileobj|buf|buffer|stream|handle)\)"
@@ -207,12 +216,6 @@ def _is_written(event: Event, zone: str) -> bool:
 _UNCERTAIN = UNFIXED | {"rank"}
 
 
-ER208 = Rule(
-    "ER208 E whether a loop runs depends on rank, random numbers or time",
-    help="let the epoch's number or a saved value decide, or use request_stop()",
-)
-
-
 def _uncertain(program: Walked) -> Iterator[Finding]:
     elastic = [each for each in program.graph.loops if each.is_elastic]
     loops: list[WalkedLoop] = [*elastic, *program.graph.epochs]
@@ -267,12 +270,6 @@ def _uncertain_of(guards: Iterable[Guard]) -> frozenset[str]:
     return frozenset().union(*(guard.taints for guard in guards)) & _UNCERTAIN
 
 
-ER210 = Rule(
-    "ER210 E handler swallows the stop",
-    help="catch Exception, or raise again",
-)
-
-
 def _handlers(program: Walked) -> Iterator[Finding]:
     for event in program.events("suppressed"):
         message = "suppress() swallows the stop, which leaves a loop as SystemExit"
@@ -298,10 +295,6 @@ def _catches_stop(handler: ast.ExceptHandler) -> bool:
     return not STOPS.isdisjoint(map(last_name, kinds))
 
 
-ER212 = Rule(
-    "ER212 W signal handler in the place of the stop",
-    help="leave the signal to elasticrun, or let the handler call request_stop()",
-)
 _ANNOUNCING = named("SIGHUP SIGUSR1 SIGUSR2")  # no stops where a program takes them
 _ENDING = re.compile(r"\b(?:_?exit|quit|raise|SIG_DFL|SIG_IGN)\b")
 

@@ -12,14 +12,27 @@ from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts, is_once
 from elasticrun.lint.values import Class, Value
 
-_PARAMETER = "torch.nn.Parameter"
-_TAKING_ALL = frozenset(("vars", "setattr", "getattr", "super"))
-
-
+ER107 = Rule(
+    "ER107 E registered state changed again at every start",
+    help="do it before the state is registered, or once: `if once(key):`",
+)
 ER303 = Rule(
     "ER303 E field of a State missing in save or load",
     help="write and read the same fields",
 )
+ER306 = Rule(
+    "ER306 W trained object in no state",
+    help=(
+        "give it to AdaptiveDataParallel(model, optimizer, scheduler) or register(...)"
+    ),
+)
+ER311 = Rule(
+    "ER311 W value of one replica's own batches in Variables",
+    help="keep the sum in an Accumulator, and what its synchronized() block gives here",
+)
+
+_PARAMETER = "torch.nn.Parameter"
+_TAKING_ALL = frozenset(("vars", "setattr", "getattr", "super"))
 
 
 def _states(program: Walked) -> Iterator[Finding]:
@@ -106,14 +119,6 @@ def field_of(node: ast.expr) -> set[str]:
     if not isinstance(node, ast.Attribute) or written(node.value) != "self":
         return set()
     return {node.attr}
-
-
-ER306 = Rule(
-    "ER306 W trained object in no state",
-    help=(
-        "give it to AdaptiveDataParallel(model, optimizer, scheduler) or register(...)"
-    ),
-)
 
 
 _TRAINED = {
@@ -280,12 +285,6 @@ _CHANGED = {
 _APPLYING = ("init", "reset", "weight", "prune", "noise", "reinit")
 
 
-ER107 = Rule(
-    "ER107 E registered state changed again at every start",
-    help="do it before the state is registered, or once: `if once(key):`",
-)
-
-
 def _changes(program: Walked) -> Iterator[Finding]:
     for event in program.events("trained"):
         if event.how == "apply" and not _changes_weights(event.at):
@@ -327,12 +326,6 @@ def _changes_weights(node: ast.AST) -> bool:
         return False
     text = written(node.args[0]).lower()
     return any(word in text for word in _APPLYING)
-
-
-ER311 = Rule(
-    "ER311 W value of one replica's own batches in Variables",
-    help="keep the sum in an Accumulator, and what its synchronized() block gives here",
-)
 
 
 def _own_values(program: Walked) -> Iterator[Finding]:

@@ -16,6 +16,28 @@ ER305 = Rule(
     "ER305 W gradient accumulation by hand",
     help="give the loader the batch size of a whole step, and max_local_batch_size=",
 )
+ER308 = Rule(
+    "ER308 W averaged weights updated once a micro-batch",
+    help="put it behind `if loader.is_step:`",
+)
+ER309 = Rule(
+    "ER309 W loss that is no mean over samples",
+    help=(
+        "let it go through model.weigh(loss, count=...), a sum through "
+        'model.weigh(loss, reduction="sum")'
+    ),
+)
+ER312 = Rule(
+    "ER312 W padding counted",
+    help=(
+        "count loader.num_valid samples of a batch, which begin it, or give the loader "
+        "even_batches=False"
+    ),
+)
+ER313 = Rule(
+    "ER313 W sum of all replicas divided by the number of batches",
+    help="add up sums over samples, and divide by loader.num_samples",
+)
 
 
 def _accumulation(program: Walked) -> Iterator[Finding]:
@@ -42,12 +64,6 @@ def _accumulation(program: Walked) -> Iterator[Finding]:
 
 
 _AVERAGING = frozenset(("lerp_", "mul_", "add_", "in place"))
-
-
-ER308 = Rule(
-    "ER308 W averaged weights updated once a micro-batch",
-    help="put it behind `if loader.is_step:`",
-)
 
 
 def _each_micro_batch(program: Walked) -> Iterator[Finding]:
@@ -85,15 +101,6 @@ def _is_cut(given: Arguments) -> bool:
     return size is not None and not (size.kind == "const" and size.constant is None)
 
 
-ER309 = Rule(
-    "ER309 W loss that is no mean over samples",
-    help=(
-        "let it go through model.weigh(loss, count=...), a sum through "
-        'model.weigh(loss, reduction="sum")'
-    ),
-)
-
-
 def _losses(program: Walked) -> Iterator[Finding]:
     """Yield backward passes of losses that are to be weighed, and are not."""
     names = {event.name for event in program.events("state")}
@@ -121,13 +128,6 @@ def _losses(program: Walked) -> Iterator[Finding]:
         yield program.finding(ER309, event, message, doubts=doubts(loop))
 
 
-ER312 = Rule(
-    "ER312 W padding counted",
-    help=(
-        "count loader.num_valid samples of a batch, which begin it, or give the loader "
-        "even_batches=False"
-    ),
-)
 _LENGTH = re.compile(r"\blen\(|\.sum\(|\.size\(|\.shape\[|\.numel\(")
 
 
@@ -159,12 +159,6 @@ def _padding(program: Walked) -> Iterator[Finding]:
             f"{loop.text} at line {loop.line} may be padded"
         )
         yield program.finding(ER312, event, message, doubts=doubts(loop))
-
-
-ER313 = Rule(
-    "ER313 W sum of all replicas divided by the number of batches",
-    help="add up sums over samples, and divide by loader.num_samples",
-)
 
 
 def _quotients(program: Walked) -> Iterator[Finding]:

@@ -7,6 +7,11 @@ from collections.abc import Iterator
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.project import Module
 
+ER001 = Rule(
+    "ER001 W unused suppression",
+    help="remove the comment",
+)
+
 
 def is_suppressed(
     finding: Finding, module: Module | None, used: set[tuple[str, int, str]]
@@ -25,12 +30,6 @@ def is_suppressed(
             used.add((finding.path, line, finding.code))
             return True
     return False
-
-
-ER001 = Rule(
-    "ER001 W unused suppression",
-    help="remove the comment",
-)
 
 
 def unused(module: Module, used: set[tuple[str, int, str]]) -> Iterator[Finding]:

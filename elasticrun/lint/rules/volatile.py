@@ -15,6 +15,15 @@ from elasticrun.lint.rules.dataflow import PARTIAL, Carried, Dataflow, Turns, st
 from elasticrun.lint.rules.left_over import behind
 from elasticrun.lint.values import Value, elastic_loaders_in, fields_of, sampling
 
+ER209 = Rule(
+    "ER209 W break of the epoch loop that is not remembered",
+    help="keep what decides in Variables",
+)
+ER301 = Rule(
+    "ER301 W value lost at a restart",
+    help="keep it in Variables (or in a State)",
+)
+
 
 def check(program: Walked) -> Iterator[Finding]:
     """Yield the findings about volatile values."""
@@ -56,12 +65,6 @@ def _plain_turns(program: Walked, turn: ast.AST) -> Turns:
     graph = program.graph
     head = [each for each in graph.steps if each.node is turn][-1]
     return Turns(head, graph.forward([head]) & graph.backward([head]), None)
-
-
-ER301 = Rule(
-    "ER301 W value lost at a restart",
-    help="keep it in Variables (or in a State)",
-)
 
 
 def _over_epochs(
@@ -183,12 +186,6 @@ def _telling(carried: Carried) -> Write:
         return int(not is_constant), -write.step.number
 
     return max(carried.survivors, key=order)
-
-
-ER209 = Rule(
-    "ER209 W break of the epoch loop that is not remembered",
-    help="keep what decides in Variables",
-)
 
 
 def _left(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
