@@ -28,10 +28,7 @@ ER503 = Rule(
 )
 ER504 = Rule(
     "ER504 E sampler that can only be iterated",
-    help=(
-        "take shuffle=True, WeightedDraws, LengthGroups, RandomWindows or a map: a "
-        "list, or something with a length and __getitem__"
-    ),
+    help="give it shuffle=True, WeightedDraws, LengthGroups, RandomWindows or a list",
 )
 ER506 = Rule(
     "ER506 W order of a set of texts, or of a folder",

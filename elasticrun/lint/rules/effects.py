@@ -16,10 +16,7 @@ ER109 = Rule(
 )
 ER110 = Rule(
     "ER110 W external effect sent again",
-    help=(
-        "send it after the last dataset loop, guard it with once(key), or give the run "
-        "an id to continue; let one rank do it"
-    ),
+    help="send it after the last loop or under once(key), on one rank; give runs an id",
 )
 
 

@@ -14,10 +14,7 @@ from elasticrun.lint.program import Walked, doubts, is_checked, is_once, keyword
 
 ER104 = Rule(
     "ER104 E file appended in replayed code",
-    help=(
-        "make it a LogFile, which leaves out what a replay writes, or guard it with "
-        "once(key) on one rank"
-    ),
+    help="make it a LogFile, or guard it with once(key) on one rank",
 )
 ER105 = Rule(
     "ER105 W file emptied at every restart",
@@ -25,17 +22,11 @@ ER105 = Rule(
 )
 ER106 = Rule(
     "ER106 W rename, removal or creation that cannot be repeated",
-    help=(
-        "ask whether it is still to do (missing_ok, exist_ok, os.path.exists), or move "
-        "it after the last dataset loop"
-    ),
+    help="ask first whether it is still to do, or do it after the last loop",
 )
 ER113 = Rule(
     "ER113 W file or port changed beside a running generation",
-    help=(
-        "put it below elasticrun.init(), or behind `if elasticrun.rank() == 0:`, which "
-        "needs the job"
-    ),
+    help="put it below elasticrun.init(), or under `if elasticrun.rank() == 0:`",
 )
 ER114 = Rule(
     "ER114 W rows appended again after a kill",
@@ -43,10 +34,7 @@ ER114 = Rule(
 )
 ER115 = Rule(
     "ER115 W output that each start names anew",
-    help=(
-        "name it by something that stays: an argument, a variable of the environment, "
-        "or ELASTICRUN_CHECKPOINT_DIR"
-    ),
+    help="name it by an argument, or put it into ELASTICRUN_CHECKPOINT_DIR",
 )
 
 _FORGIVING = ("OSError", "FileNotFoundError", "FileExistsError", "Exception", "IOError",

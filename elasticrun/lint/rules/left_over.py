@@ -20,10 +20,7 @@ ER211 = Rule(
 )
 ER302 = Rule(
     "ER302 W sum over a loop covers only a part",
-    help=(
-        "keep the sum in an Accumulator, which adds the replicas up in its "
-        "synchronized() block"
-    ),
+    help="keep it in an Accumulator; its synchronized() block adds the replicas up",
 )
 ER304 = Rule(
     "ER304 W index of enumerate used as a step",

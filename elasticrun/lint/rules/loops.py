@@ -18,10 +18,7 @@ ER002 = Rule(
 )
 ER203 = Rule(
     "ER203 E loops over elastic loaders that overlap",
-    help=(
-        "loop over CombinedLoader([a, b]), or over them in turn, or over one inside "
-        "each batch of the other"
-    ),
+    help="loop over CombinedLoader([a, b]), or over one loader behind the other",
 )
 ER206 = Rule(
     "ER206 E bound of epochs or steps is a total, and already reached",

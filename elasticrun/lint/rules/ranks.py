@@ -39,9 +39,7 @@ ER212 = Rule(
 )
 ER401 = Rule(
     "ER401 E collective, checkpoint or loop under an unbalanced rank test",
-    help=(
-        "let all replicas come to it, and test the rank only around what one does alone"
-    ),
+    help="let all replicas come to it; test the rank only around what one does",
 )
 ER402 = Rule(
     "ER402 E State or loader created conditionally",

@@ -22,13 +22,11 @@ ER303 = Rule(
 )
 ER306 = Rule(
     "ER306 W trained object in no state",
-    help=(
-        "give it to AdaptiveDataParallel(model, optimizer, scheduler) or register(...)"
-    ),
+    help="give it to AdaptiveDataParallel(model, optimizer) or to register(...)",
 )
 ER311 = Rule(
     "ER311 W value of one replica's own batches in Variables",
-    help="keep the sum in an Accumulator, and what its synchronized() block gives here",
+    help="keep the sum in an Accumulator, and set this in its synchronized() block",
 )
 
 _PARAMETER = "torch.nn.Parameter"

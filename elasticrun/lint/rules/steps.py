@@ -22,17 +22,11 @@ ER308 = Rule(
 )
 ER309 = Rule(
     "ER309 W loss that is no mean over samples",
-    help=(
-        "let it go through model.weigh(loss, count=...), a sum through "
-        'model.weigh(loss, reduction="sum")'
-    ),
+    help='give the loss to model.weigh(loss, count=...), or a sum reduction="sum"',
 )
 ER312 = Rule(
     "ER312 W padding counted",
-    help=(
-        "count loader.num_valid samples of a batch, which begin it, or give the loader "
-        "even_batches=False"
-    ),
+    help="count loader.num_valid samples of a batch, or set even_batches=False",
 )
 ER313 = Rule(
     "ER313 W sum of all replicas divided by the number of batches",
