@@ -97,15 +97,19 @@ def only_reads(event: Event) -> bool:
 
 def _trackers(program: Walked) -> Iterator[Finding]:
     for event in program.events("made", role="tracker"):
-        keys = catalog.TRACKER_KEYS.get(event.name)
-        if keys is None or keywords_of(event.at) & {None, *keys}:
-            continue
-        if program.zone(event.step) in ("P", "A", "B"):
+        keys = missing_keys(event)
+        if keys and program.zone(event.step) in ("P", "A", "B"):
             message = (
                 f"{event.name} without {' or '.join(keys)} begins another run after "
                 "every restart"
             )
             yield program.finding(ER110, event, message)
+
+
+def missing_keys(event: Event) -> tuple[str, ...]:
+    """Return the arguments by which a tracker's run goes on, if none is given."""
+    keys = catalog.TRACKER_KEYS.get(event.name, ())
+    return () if keywords_of(event.at) & {None, *keys} else keys
 
 
 CHECKS = (_draws, _effects)

@@ -7,20 +7,12 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from elasticrun.lint import catalog
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop, Guard, Spot, Step, WalkedLoop
 from elasticrun.lint.naming import STOPS, last_name, named, written
-from elasticrun.lint.program import (
-    Walked,
-    doubts,
-    in_words,
-    is_checked,
-    is_once,
-    keywords_of,
-)  # fmt: skip
-from elasticrun.lint.rules.effects import only_reads
+from elasticrun.lint.program import Walked, doubts, in_words, is_checked, is_once
+from elasticrun.lint.rules.effects import missing_keys, only_reads
 from elasticrun.lint.rules.files import is_made_just_before
 from elasticrun.lint.values import UNFIXED, taints_of
 from elasticrun.lint.walk.frames import Function
@@ -171,26 +163,19 @@ def _paths(program: Walked) -> Iterator[Finding]:
 def _is_moved_by_all(program: Walked, event: Event) -> bool:
     """Return whether replicas move one file, where ER106 does not speak of it."""
     is_turned = any(isinstance(each, ast.For) for each in event.turns)
-    is_said = program.is_before_epochs(event) or (
-        program.replayed(event) and (is_turned or not is_checked(event.step))
-    )
-    moves = event.name.endswith((".rename", ".replace", ".move"))
-    return (
-        moves
-        and not (is_said or event.catching)
-        and not (_is_own_path(event) or is_made_just_before(event))
-    )
+    is_again = is_turned or not is_checked(event.step)
+    if program.is_before_epochs(event) or (program.replayed(event) and is_again):
+        return False
+    is_own = event.catching or _is_own_path(event) or is_made_just_before(event)
+    return event.name.endswith((".rename", ".replace", ".move")) and not is_own
 
 
 def _trackers(program: Walked) -> Iterator[Finding]:
     """Yield trackers that all replicas make; of runs without an id ER110 speaks."""
     for event in program.events("made", role="tracker"):
         is_alone = _rank_guard(event.step) is not None or "rank" in written(event.at)
-        keys = catalog.TRACKER_KEYS.get(event.name)
-        is_said = keys is not None and not keywords_of(event.at) & {None, *keys}
-        if is_alone or is_said or "adaptdl" in event.step.module.text:
-            continue
-        if program.zone(event.step):
+        is_said = missing_keys(event) or "adaptdl" in event.step.module.text
+        if program.zone(event.step) and not is_alone and not is_said:
             message = f"every replica makes a {event.name.rpartition('.')[2]} here"
             yield program.finding(ER403, event, message)
 
@@ -247,14 +232,15 @@ def _cut_short(program: Walked) -> Iterator[Finding]:
     """Yield breaks by which a replica takes fewer steps of a batch than others."""
     trained = program.events("trained", role="optimizer")
     for event in program.events("left"):
-        loop, turn = event.step.loop, next(reversed(event.turns), None)
-        if event.loop is not None or loop is None or not loop.sure:
+        loop = event.step.loop
+        if event.loop is not None or loop is None or not loop.sure or not event.turns:
             continue
+        turn = event.turns[-1]
         if not any(turn in e.turns and e.step.loop is loop for e in trained):
             continue
-        inside = {id(node) for node in ast.walk(turn or ast.Pass())}
+        inside = set(ast.walk(turn))
         for guard in event.step.guards:
-            if id(guard.test) in inside and "batch" in guard.taints:
+            if guard.test in inside and "batch" in guard.taints:
                 message = (
                     f"how many steps the loop at line {getattr(turn, 'lineno', 0)} "
                     "takes depends on this replica's part of the batch"

@@ -194,15 +194,12 @@ def _trained_models(
             for model in _models_of(optimizer):
                 yield model, optimizer, event
     for event in program.events("trained"):
-        moved = event.value
-        is_copied = event.role == "loaded" and event.how == "copied"
-        is_trained = event.step.loop is not None and (
-            is_copied or (event.role == "weights" and event.step.epoch is not None)
-        )
-        is_trained |= is_copied and program.zone(event.step) == "C"
-        if moved is None or not is_trained or moved.in_epoch:
+        moved, step = event.value, event.step
+        if moved is None or moved.in_epoch or not moved.is_model:
             continue
-        if moved.is_model:
+        is_copied = event.role == "loaded" and event.how == "copied"
+        is_moved = event.role == "weights" and step.epoch and step.loop
+        if is_moved or (is_copied and (step.loop or program.zone(step) == "C")):
             yield moved, moved, event
 
 
@@ -266,19 +263,17 @@ def _copies(program: Walked) -> Iterator[Finding]:
         yield program.finding(ER306, event, message, help_text=help_text)
 
 
-# What happens to what is trained, and what each start does.
-_STEPPED = {
-    "scheduler": ("LR scheduler stepped", "steps it again"),
-    "optimizer": ("optimizer stepped", "steps it again"),
-    "scaler": ("gradient scaler updated", "updates it again"),
-    "ema": ("averaged weights updated", "updates them again"),
-    "average": ("averaged weights updated", "updates them again"),
-    "weights": ("weights changed", "changes them again"),
-    "loaded": ("state loaded", "replaces what the checkpoint has"),
-}
-_CHANGED = {
-    "update": ("updated from its own value", "updates it again"),
-    "grow": ("grows", "adds to it again"),
+# What happens to what is trained, and to fields of it.
+_DONE = {
+    "scheduler": "LR scheduler stepped",
+    "optimizer": "optimizer stepped",
+    "scaler": "gradient scaler updated",
+    "ema": "averaged weights updated",
+    "average": "averaged weights updated",
+    "weights": "weights changed",
+    "loaded": "state loaded over that of the checkpoint",
+    "update": "updated from its own value",
+    "grow": "added to",
 }
 _APPLYING = ("init", "reset", "weight", "prune", "noise", "reinit")
 
@@ -291,31 +286,26 @@ def _changes(program: Walked) -> Iterator[Finding]:
         is_again = program.replayed(event) or event.step in program.zones.between
         if is_unseen and is_again:
             message = (
-                "weights replaced through .data in replayed code, which the end of "
-                "the replay does not see, and so not undo"
+                "weights replaced through .data in replayed code: the end of the "
+                "replay does not see it, and so does not undo it"
             )
             yield program.finding(ER107, event, message)
-        elif _is_done_again(program, event):
-            what, again = _STEPPED[event.role]
-            yield _finding(program, event, what, again, doubts(event.value))
+        else:
+            unsure = doubts(event.value)
+            yield from _done_again(program, event, _DONE[event.role], unsure)
     for event in program.events("changed"):
-        if event.how != "set" and _is_done_again(program, event):
-            how, again = _CHANGED[event.how]
+        if event.how != "set":
+            what = f"`{event.text}` is saved, and {_DONE[event.how]}"
             # A counter of starts is meant to change.
-            yield _finding(
-                program, event, f"`{event.text}` is saved, and {how}", again, 1
-            )
+            yield from _done_again(program, event, what, 1)
 
 
-def _is_done_again(program: Walked, event: Event) -> bool:
-    return event.registered and program.is_kept_at_start(event)
-
-
-def _finding(
-    program: Walked, event: Event, what: str, again: str, unsure: int
-) -> Finding:
-    message = f"{what} in zone P, after registration; every restart {again}"
-    return program.finding(ER107, event, message, doubts=unsure)
+def _done_again(
+    program: Walked, event: Event, what: str, unsure: int
+) -> Iterator[Finding]:
+    if event.registered and program.is_kept_at_start(event):
+        message = f"{what} in zone P, after registration; every restart does it again"
+        yield program.finding(ER107, event, message, doubts=unsure)
 
 
 def _changes_weights(node: ast.AST) -> bool:
