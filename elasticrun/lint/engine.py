@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from elasticrun.lint.editing import Application
-from elasticrun.lint.finding import Finding, lowered
+from elasticrun.lint.finding import SEVERITIES, Finding, lowered
 from elasticrun.lint.options import LintOptions
 from elasticrun.lint.program import Walked
 from elasticrun.lint.project import Module, Project, python_files
@@ -194,8 +194,8 @@ def _reported(
             finding = finding._replace(severity=lowered(finding.severity, 1))
         if finding.severity == "H" and not options.pedantic:
             continue
-        best = kept.get(finding.order)
-        if best is None or "EWH".index(finding.severity) < "EWH".index(best.severity):
+        best = kept.setdefault(finding.order, finding)
+        if SEVERITIES.index(finding.severity) < SEVERITIES.index(best.severity):
             kept[finding.order] = finding
     for module in modules:
         if options.wants(ER001.code, module.name):

@@ -109,26 +109,28 @@ def read_table(path: Path, *keys: str) -> dict[str, Any]:
 
 
 def _options(table: dict[str, Any], path: Path) -> LintOptions:
-    values: dict[str, Any] = {}
     for key, value in table.items():
-        if key == "pedantic" and isinstance(value, bool):
-            values[key] = value
-        elif key in _LISTS and _is_texts(value):
-            values[key.replace("-", "_")] = tuple(value)
-        elif (
-            key == _PER_FILE
-            and isinstance(value, dict)
-            and all(map(_is_texts, value.values()))
-        ):
-            values["per_file_ignores"] = value
-        else:
+        if not _fits(key, value):
             raise ConfigurationError(
                 f"{path}: [tool.elasticrun.lint] {key} = {value!r} is not a setting of "
                 f"the linter. Settings are {', '.join(_LISTS)}: lists of texts; "
                 f"{_PER_FILE}, a table of such lists by patterns of files; and "
                 "pedantic, true or false."
             )
+    values: dict[str, Any] = {
+        key.replace("-", "_"): tuple(value) if isinstance(value, list) else value
+        for key, value in table.items()
+    }
     return LintOptions(**values)
+
+
+def _fits(key: str, value: Any) -> bool:
+    """Return whether a value is one for a setting of that name."""
+    if key == "pedantic":
+        return isinstance(value, bool)
+    if key == _PER_FILE:
+        return isinstance(value, dict) and all(map(_is_texts, value.values()))
+    return key in _LISTS and _is_texts(value)
 
 
 def _is_texts(value: Any) -> bool:

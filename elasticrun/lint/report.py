@@ -56,16 +56,13 @@ def as_json(result: LintResult) -> dict[str, Any]:
     """Return the findings and problems as plain values."""
     return {
         "version": 1,
-        "findings": [_finding_as_json(each) for each in result.findings],
+        "findings": [
+            {key: value for key, value in each._asdict().items() if key != "source"}
+            for each in result.findings
+        ],
         "problems": [each._asdict() for each in result.problems],
         "elastic": [each.name for each in result.modules if each.leads_to_elastic],
     }
-
-
-def _finding_as_json(finding: Finding) -> dict[str, Any]:
-    values = finding._asdict()
-    del values["source"]
-    return values
 
 
 def _github(finding: Finding) -> str:
