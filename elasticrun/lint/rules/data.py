@@ -62,28 +62,23 @@ def _unseeded(program: Walked) -> Iterator[Finding]:
 
 
 def _seeds(program: Walked) -> Iterator[Finding]:
-    for event in program.events("seeded"):
-        if _is_unfixed(event.name, event.given.values):
-            yield _unfixed(program, event)
-    for event in program.events("made", role="rng"):
-        # What it was given, or seeded with since then.
-        values = event.value.parts if event.value is not None else []
-        is_bare = not values and event.name != "torch.Generator"
+    made = program.events("made", role="rng")
+    for event in [*program.events("seeded"), *made]:
+        values = event.given.values
+        if event in made:  # What it was given, or seeded with since then.
+            values = event.value.parts if event.value is not None else []
+        is_bare = event in made and not values and event.name != "torch.Generator"
         if _is_unfixed(event.name, values):
-            yield _unfixed(program, event)
-        elif is_bare and program.zone(event.step) in "PAB":
-            text = "without a seed draws other values after a restart"
-            yield program.finding(ER501, event, f"{event.name}() {text}")
+            message = f"{event.name}: the seed differs with every start"
+            yield program.finding(ER502, event, message)
+        elif is_bare and program.zone(event.step) in ("P", "A", "B"):
+            message = f"{event.name}() without a seed draws other values at each start"
+            yield program.finding(ER501, event, message)
     for event in program.events("made", role="loader"):
         seed = event.given.keywords.get("seed")
         if seed is not None and seed.taints & UNFIXED:
             message = "the loader's seed differs with every start"
             yield program.finding(ER502, event, message)
-
-
-def _unfixed(program: Walked, event: Event) -> Finding:
-    message = f"{event.name}: the seed differs with every start"
-    return program.finding(ER502, event, message)
 
 
 def _is_unfixed(name: str, values: list[Value]) -> bool:

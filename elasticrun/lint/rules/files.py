@@ -135,19 +135,15 @@ def _logs(
 def _names(program: Walked) -> Iterator[Finding]:
     """Yield where a name is made that no later start makes again."""
     asked = [e for e in program.events("unfixed") if not is_once(e.step)]
-    seen: set[ast.AST] = set()
-    for event in program.events("made", "opened", "saved", "moved"):
-        if not program.is_before_epochs(event) or (
-            event.what == "made" and event.role != "tracker"
-        ):
-            continue
-        if event.what == "opened" and event.how[:1] not in ("w", "a", "x"):
+    trackers = program.events("made", role="tracker")
+    for event in [*trackers, *program.events("opened", "saved", "moved")]:
+        is_read = event.what == "opened" and event.how[:1] not in ("w", "a", "x")
+        if is_read or not program.is_before_epochs(event):
             continue
         found: Event | Spot | None = _next_free(event)
         if found is None and {"time", "entropy"} & event.given.taints:
             found = _named_by(program, event, asked)
-        if found is not None and found.at not in seen:
-            seen.add(found.at)
+        if found is not None:
             message = "each start, and each replica, takes another name for its output"
             yield program.finding(ER115, found, message)
 

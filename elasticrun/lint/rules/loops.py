@@ -149,7 +149,6 @@ def _cut(program: Walked) -> Iterator[Finding]:
 
 def _asked(program: Walked) -> Iterator[Finding]:
     """Yield iterators that are asked where they cannot go on after a restart."""
-    seen: set[tuple[int, str]] = set()
     for event in program.events("asked"):
         source, loop = event.value, event.step.loop
         loaders = elastic_loaders_in(source) if source is not None else []
@@ -172,8 +171,7 @@ def _asked(program: Walked) -> Iterator[Finding]:
                 f"iterator of another loop goes on in the loop over {loop.text} at "
                 f"line {loop.line}; a job cannot resume two loops at once"
             )
-        if message and (id(where.at), message) not in seen:
-            seen.add((id(where.at), message))
+        if message:
             yield program.finding(rule, where, message, doubts=doubts(loaders[0]))
 
 

@@ -11,7 +11,7 @@ from elasticrun.lint.graph import Spot
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked
 from elasticrun.lint.rules.states import ER306, field_of, fields_in, stored
-from elasticrun.lint.rules.steps import ER308, cut_loaders
+from elasticrun.lint.rules.steps import ER308, cut_loaders, in_micro_batch
 
 _TENSORS = re.compile(r"^torch\.(?:zeros|ones|full|empty|rand|randn|tensor|eye)\(")
 _IN_PLACE = re.compile(r"^(?:add|sub|mul|div|lerp|copy|index_add|scatter_add)_$")
@@ -69,12 +69,11 @@ def _moved(program: Walked) -> Iterator[Finding]:
     for step in program.graph.steps if moving and cut else ():
         call = step.node.value if isinstance(step.node, ast.Expr) else None
         function = call.func if isinstance(call, ast.Call) else None
-        if step.loop is None or step.loop.loader not in cut:
-            continue
-        if any("is_step" in guard.taints for guard in step.guards):
-            continue
-        if isinstance(function, ast.Attribute) and function.attr in moving:
-            message = f"{function.attr} updates a module in each micro-batch, not step"
+        is_moving = isinstance(function, ast.Attribute) and function.attr in moving
+        if is_moving and in_micro_batch(step, cut):
+            message = (
+                "a module's tensor is updated in each micro-batch, not once a step"
+            )
             yield program.finding(ER308, Spot(step.node, step), message)
 
 
