@@ -1,4 +1,4 @@
-"""ER501 to ER504: data, seeds, orders and sizes that differ between starts."""
+"""ER501 to ER504, ER506: data, seeds, orders and sizes that differ between starts."""
 
 from __future__ import annotations
 
@@ -175,8 +175,8 @@ def _orders(program: Walked) -> Iterator[Finding]:
         if not is_of_texts or not _keeps_order(event):
             continue
         message = (
-            "the order of a set of texts is another one in each process, so replicas "
-            "and restarts number them differently"
+            "a set of texts has another order in each process, so replicas and "
+            "restarts number them differently"
         )
         yield program.finding(ER506, Spot(node, event.step), message)
 
@@ -207,8 +207,8 @@ def _folders(program: Walked) -> Iterator[Finding]:
         for each in calls:
             if last_name(each.func) in _LISTING and each not in fixed:
                 message = (
-                    "the order of a folder is that of its file system, so samples or "
-                    "classes may have other numbers on another machine"
+                    "a folder is listed in any order, so samples or classes may have "
+                    "other numbers on another machine"
                 )
                 yield program.finding(ER506, program.spot_in(cls, each), message)
 

@@ -1,4 +1,4 @@
-"""Which writes of plain values reach which steps, and what becomes of those values."""
+"""Which steps read what a write has left in a plain place, and what they do with it."""
 
 from __future__ import annotations
 

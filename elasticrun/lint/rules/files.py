@@ -1,4 +1,4 @@
-"""ER104 to ER106, ER113: files that are changed again, or beside a generation."""
+"""ER104 to ER106, ER113 to ER115: what starts and replays do to files again."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def _files(program: Walked) -> Iterator[Finding]:
         again = loop is not None or program.is_before_epochs(event)
         if again and _is_written_later(program, event, filled):
             message = (
-                f"file opened with mode {mode!r} in zone {program.zone(event.step)}, "
-                "which every restart runs again; what was written to it before is lost"
+                f"file opened with mode {mode!r} in zone {program.zone(event.step)}: "
+                "every restart loses what was written to it before"
             )
             said |= {e.at for e in program.events("opened") if _is_same_file(e, event)}
             yield program.finding(ER105, event, message, loop=loop)
@@ -126,8 +126,8 @@ def _logs(
             seen.add(_opened_at(event))
             at = event if value is None else program.made(value)
             message = (
-                f"rows that are appended in zone {zone} after the newest checkpoint "
-                "come twice, if the job is killed"
+                f"if the job is killed, rows appended in zone {zone} since the last "
+                "checkpoint come twice"
             )
             yield program.finding(ER114, at, message)
 
@@ -144,7 +144,7 @@ def _names(program: Walked) -> Iterator[Finding]:
         if found is None and {"time", "entropy"} & event.given.taints:
             found = _named_by(program, event, asked)
         if found is not None:
-            message = "each start, and each replica, takes another name for its output"
+            message = "each start, and each replica, gives its output another name"
             yield program.finding(ER115, found, message)
 
 
@@ -183,7 +183,7 @@ def _moved(program: Walked, event: Event) -> Iterator[Finding]:
     is_turned = any(isinstance(each, ast.For) for each in event.turns)
     is_rotated = is_turned and event.name.endswith(("replace", "rename", "move"))
     if _is_emptied(program, event):
-        message = "folder emptied at each start, of what the starts before wrote to it"
+        message = "folder emptied at each start: what earlier starts wrote is lost"
         yield program.finding(ER105, event, message)
         return
     if is_checked(event.step) and not is_rotated:
@@ -253,7 +253,7 @@ def _beside(program: Walked) -> Iterator[Finding]:
         if _disturbs(event) and not is_checked(event.step):
             what = event.name or "open"
             message = (
-                f"{what} above the job, where the next replicas run it while the "
+                f"{what} before the job is made: the next replicas run it while the "
                 "others train"
             )
             yield program.finding(ER113, event, message)

@@ -1,4 +1,4 @@
-"""ER302, ER202, ER307, ER304, ER211: what loops leave behind, and where they begin."""
+"""ER202, ER211, ER302, ER304, ER307: what is read behind loops, and plain loaders."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _read_after(flow: Dataflow, loop: DataLoop, write: Write) -> Iterator[Findin
     first = min(reads, key=lambda each: each.step.number)
     message = (
         f"`{write.name}` is set in the loop at {program.zones.where(loop, first.step)} "
-        "and read after it; a loop that was finished before a restart sets nothing"
+        "and read after it; a restart skips the loop if it was finished"
     )
     is_shown = flow.loudness(reads) == "shown"
     unsure = doubts(loop) + int(is_shown and _is_made_before(flow, loop, write))
@@ -203,7 +203,7 @@ def _plain(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:
     is_last = program.zone(loop.step) == "C"  # and may be left out without a harm
     is_shown = not trains and not decides and (bool(reads) or is_last)
     message = (
-        f"loop over the plain DataLoader {loop.text} in an epoch with elastic "
-        "loaders; a restart runs it from its start, on every replica"
+        f"loop over the plain DataLoader {loop.text} in an epoch with elastic loaders; "
+        "each replica runs all of it, and a restart runs it again"
     )
     yield program.finding(ER211, loop, message, doubts=int(is_shown))

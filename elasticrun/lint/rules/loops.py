@@ -40,14 +40,14 @@ def _bounds(program: Walked) -> Iterator[Finding]:
         earlier = [each for each in loops[:index] if _reaches(program, each, loop)]
         if turn is not None:
             message = (
-                f"the bound of this {what} loop is a total, and the same in each turn "
-                f"of the loop at line {getattr(turn, 'lineno', 0)}: only the first one "
-                f"has any {what}s"
+                f"the bound of this {what} loop is a total for the whole job: in the "
+                f"loop at line {getattr(turn, 'lineno', 0)} only the first turn has "
+                f"any {what}s"
             )
         elif earlier:
             message = (
-                f"the bound of this {what} loop is a total, and the loop at line "
-                f"{earlier[0].line} reaches it already"
+                f"the bound of this {what} loop is a total for the whole job, and the "
+                f"loop at line {earlier[0].line} reaches it already"
             )
         else:
             continue
@@ -121,10 +121,7 @@ def _iterators(program: Walked) -> Iterator[Finding]:
         name = written(event.at.func) if isinstance(event.at, ast.Call) else ""
         is_elastic = event.value is not None and elastic_loaders_in(event.value)
         if is_elastic and name.endswith("cycle"):
-            message = (
-                "cycle() repeats the batches that it has kept; after a restart these "
-                "are only those since then"
-            )
+            message = "cycle() repeats only what it has seen since the last restart"
             yield program.finding(ER207, event, message)
     yield from _cut(program)
     yield from _asked(program)
@@ -184,8 +181,8 @@ def _begun_anew(program: Walked, event: Event, made: Step) -> str:
         is_range = isinstance(turn, ast.For) and (turn in counted or _counts(turn))
         if is_range and not any(node is made.node for node in ast.walk(turn)):
             return (
-                "iterator of an elastic loader asked in the range() at line "
-                f"{getattr(turn, 'lineno', 0)}, which begins anew after a restart"
+                f"the range() at line {getattr(turn, 'lineno', 0)} begins again after "
+                "a restart, and asks this iterator for too many batches"
             )
     return ""
 

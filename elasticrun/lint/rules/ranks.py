@@ -1,4 +1,4 @@
-"""ER401 to ER403, ER208, ER210: what all replicas do together, and how they stop."""
+"""ER208, ER210, ER212, ER401 to ER403: what replicas do together, and how they stop."""
 
 from __future__ import annotations
 
@@ -119,12 +119,11 @@ def _states(program: Walked) -> Iterator[Finding]:
             and not (is_sum and guard.number in deciding)
         ]
         if any(guard.taints & _CHANGING for guard in guards):
-            message = f"{name} is created under a condition that may differ"
+            message = f"{name} is created under a condition that may not always hold"
             yield program.finding(ER402, event, message)
         elif step.epoch and not step.loop and not is_once(step) and not is_sum:
             message = (
-                f"{name} is created in the epoch loop, again in each epoch that is "
-                "not skipped"
+                f"{name} is created in each epoch, but a restart skips finished ones"
             )
             yield program.finding(ER402, event, message)
 
@@ -146,11 +145,11 @@ def _paths(program: Walked) -> Iterator[Finding]:
         if event.what == "sent":
             is_said = program.replayed(event) or program.is_before_epochs(event)
             if not is_said and event.role != "program" and not only_reads(event):
-                text = "every replica does this"
+                text = "every replica sends this"
                 yield program.finding(ER403, event, text)
         elif event.what == "moved":
             if _is_moved_by_all(program, event):
-                text = "every replica moves this path, and all but the first miss it"
+                text = "every replica moves this file, and only the first one finds it"
                 yield program.finding(ER403, event, text)
         elif not _is_own_path(event) and _is_written(event, zone):
             # What each start writes is mostly the same on all of them.
@@ -245,7 +244,7 @@ def _cut_short(program: Walked) -> Iterator[Finding]:
                     f"how many steps the loop at line {getattr(turn, 'lineno', 0)} "
                     "takes depends on this replica's part of the batch"
                 )
-                help_text = "let all replicas decide it: all_reduce what is asked"
+                help_text = "let all replicas decide it: all_reduce the value first"
                 at = Spot(guard.test, event.step)
                 yield program.finding(ER208, at, message, help_text=help_text)
 
@@ -256,7 +255,7 @@ def _uncertain_of(guards: Iterable[Guard]) -> frozenset[str]:
 
 def _handlers(program: Walked) -> Iterator[Finding]:
     for event in program.events("suppressed"):
-        message = "suppress() swallows the stop, which leaves a loop as SystemExit"
+        message = "suppress() swallows the SystemExit that stops the job"
         yield program.finding(ER210, event, message)
     for event in program.events("guarded"):
         node = event.at
@@ -264,11 +263,11 @@ def _handlers(program: Walked) -> Iterator[Finding]:
         for handler in node.handlers:
             raises = any(isinstance(each, ast.Raise) for each in ast.walk(handler))
             if _catches_stop(handler) and not raises:
-                message = "handler swallows the stop, which leaves a loop as SystemExit"
+                message = "this handler swallows the SystemExit that stops the job"
                 yield program.finding(ER210, Spot(handler, event.step), message)
         for statement in node.finalbody:
             if isinstance(statement, ast.Return | ast.Continue | ast.Break):
-                message = "`finally` that leaves swallows the stop"
+                message = "leaving `finally` swallows the SystemExit that stops the job"
                 yield program.finding(ER210, Spot(statement, event.step), message)
 
 
@@ -293,7 +292,7 @@ def _signals(program: Walked) -> Iterator[Finding]:
         is_taken = handler.kind == "func" and not _ANNOUNCING.isdisjoint(names)
         is_end = "SIGTERM" in names and _ENDING.search(text)
         if (is_taken or is_end) and "request_" not in text:
-            message = f"with this handler the job does not save and stop at {names[0]}"
+            message = f"with this handler the job does not save and stop on {names[0]}"
             yield program.finding(ER212, event, message)
 
 

@@ -256,8 +256,8 @@ def _copies(program: Walked) -> Iterator[Finding]:
         if copy.is_handed_on or copy in changed:
             continue
         message = (
-            "this copy is in no state, and each start makes it of what the checkpoint "
-            "has: after a restart it is one of the trained model"
+            "this copy is in no state: a restart makes it again, of the model that "
+            "the checkpoint has"
         )
         help_text = "copy it before AdaptiveDataParallel, which loads the checkpoint"
         yield program.finding(ER306, event, message, help_text=help_text)
@@ -286,8 +286,8 @@ def _changes(program: Walked) -> Iterator[Finding]:
         is_again = program.replayed(event) or event.step in program.zones.between
         if is_unseen and is_again:
             message = (
-                "weights replaced through .data in replayed code: the end of the "
-                "replay does not see it, and so does not undo it"
+                "weights replaced through .data in replayed code: the job cannot see "
+                "it, and so does not undo it"
             )
             yield program.finding(ER107, event, message)
         else:
@@ -327,15 +327,15 @@ def _own_values(program: Walked) -> Iterator[Finding]:
             if event.step.epoch is None and loop is None:
                 continue
             message = (
-                f"`{event.text}` is set on some replicas only, so that the others have "
-                "another value than the checkpoint"
+                f"`{event.text}` is set on some replicas only; the others keep another "
+                "value"
             )
-            help_text = "set it on all replicas, and test the rank only around effects"
+            help_text = "set it on all replicas; test the rank only around effects"
             yield program.finding(ER311, event, message, help_text=help_text)
         elif (loop or event.step.epoch) and "batch" in event.taints:
             message = (
-                f"`{event.text}` gets what this replica's part of the batches gives; a "
-                "checkpoint has that of rank 0, and gives it to all"
+                f"`{event.text}` depends on this replica's own part of the batches; a "
+                "restart gives all replicas the value of rank 0"
             )
             yield program.finding(ER311, event, message, doubts=doubts(loop))
 

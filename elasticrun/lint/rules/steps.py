@@ -1,4 +1,4 @@
-"""ER305, ER308, ER309: what depends on how a step's batch is cut."""
+"""ER305, ER308, ER309, ER312, ER313: what depends on how a step's batch is cut."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _losses(program: Walked) -> Iterator[Finding]:
         loop = event.step.loop
         whats = [what for key, what in _UNWEIGHED.items() if key in event.taints]
         if loop is not None and whats and "AdaptiveDataParallel" in names:
-            message = f"the loss is {whats[0]}; a step depends on how its batch is cut"
+            message = f"the loss is {whats[0]}: a step depends on how its batch is cut"
             yield program.finding(ER309, event, message, doubts=doubts(loop))
 
 
@@ -139,7 +139,7 @@ def _padding(program: Walked) -> Iterator[Finding]:
             continue
         seen.add(loop.at)
         message = (
-            "this counts all samples of a batch; the last one of the loop over "
+            "this counts all samples of a batch, but the last batch of the loop over "
             f"{loop.text} at line {loop.line} may be padded"
         )
         yield program.finding(ER312, event, message, doubts=doubts(loop))
@@ -149,7 +149,7 @@ def _quotients(program: Walked) -> Iterator[Finding]:
     """Yield means of batches that each replica adds, divided by the global batches."""
     for event in program.events("divided"):
         message = (
-            "this sum has what each replica adds in each batch, and is divided by the "
+            "every replica adds to this sum in each batch, but it is divided by the "
             "number of global batches"
         )
         yield program.finding(ER313, event, message)

@@ -41,7 +41,7 @@ def unused(module: Module, used: set[tuple[str, int, str]]) -> Iterator[Finding]
             continue
         text = module.line(line)
         what = ", ".join(unused) or "anything"
-        message = f"nothing is found here for the suppression of {what}"
+        message = f"nothing is found here for this comment to suppress: {what}"
         yield Finding(
             ER001.code, ER001.severity, module.name, line, column + 1, line,
             len(text) + 1, message, "", text, "", ER001.help,

@@ -1,4 +1,4 @@
-"""ER306, ER308: tensors of modules that no checkpoint has, or that move too often."""
+"""ER306, ER308: tensors of modules that are not saved, or updated too often."""
 
 from __future__ import annotations
 

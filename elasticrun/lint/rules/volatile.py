@@ -1,4 +1,4 @@
-"""ER301 and ER209: plain values that later epochs or turns read."""
+"""ER209, ER301: plain values, generators and settings that a restart loses."""
 
 from __future__ import annotations
 
@@ -87,14 +87,14 @@ def _over_epochs(
             return
         message = (
             f"`{write.name}` is changed in zone {program.zone(write.step)} and read in "
-            "a later epoch; a restart makes it again with its first value"
+            "a later epoch; a restart sets it back to its first value"
         )
         severity, unsure = "E" if loudness == "decides" else "W", doubts(loop)
     elif flow.loudness(reads):
         write = carried.survivors[0]
         message = (
-            f"`{write.name}` has the last epoch's value after the epochs; a job that "
-            "is started again when all epochs are finished does not make it"
+            f"`{write.name}` is set in the epochs and read after them; a job that "
+            "restarts when all epochs are finished never sets it"
         )
         goes_on = any(each.step in program.zones.between for each in reads)
         severity, unsure = "W" if goes_on else "H", 0
@@ -147,8 +147,8 @@ def _over_turns(
     if is_once(write.step):
         return
     message = (
-        f"`{write.name}` is changed in the loop at line {turns.head.line} "
-        "and read in a later turn; a restart makes it again with its first value"
+        f"`{write.name}` is changed in the loop at line {turns.head.line} and read in "
+        "a later turn; a restart sets it back to its first value"
     )
     severity = "E" if loudness == "decides" else "W"
     yield flow.program.finding(ER301, write, message, loop=loop, severity=severity)
@@ -170,8 +170,8 @@ def _over_rounds(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
                 lost.add(place)
                 message = (
                     f"`{write.name}` keeps what turns of the loop at line "
-                    f"{turns.head.line} trained; after a restart these run again, and "
-                    "train nothing"
+                    f"{turns.head.line} trained; a restart loses it, and these turns "
+                    "do not train again"
                 )
                 yield program.finding(ER301, write, message)
 
@@ -197,9 +197,7 @@ def _left(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
         guards = event.step.guards[len(event.loop.step.guards) :]
         tests = {node for guard in guards for node in ast.walk(guard.test)}
         if tests & deciding:
-            message = (
-                "break of the epoch loop is decided by a value that a restart loses"
-            )
+            message = "a value that a restart loses decides about this break"
             yield flow.program.finding(ER209, event, message)
 
 
@@ -222,8 +220,8 @@ def _in_one_epoch(program: Walked) -> Iterator[Finding]:
         if "finished_epochs" in event.step.module.text:
             continue  # by which each start may do it as well
         message = (
-            f"`{text}` is changed in one epoch only, and is in no state: a "
-            "restart in a later one does not change it again"
+            f"`{text}` is changed in one epoch only, and is in no state: after a "
+            "restart in a later epoch it is as it was before"
         )
         help_text = "test the epoch with >= or <, so that each epoch sets it"
         yield program.finding(ER301, event, message, help_text=help_text)
@@ -244,8 +242,7 @@ def _clocks(program: Walked) -> Iterator[Finding]:
         zone = program.zone(event.step)
         if is_optimizer and "time" in event.taints and zone not in ("", "P", "D"):
             message = (
-                f"`{event.text}` is computed from the time, which is another one after "
-                "a restart"
+                f"`{event.text}` is computed from the time, so a restart changes it"
             )
             yield program.finding(ER301, event, message)
 
@@ -274,7 +271,7 @@ def _generators(program: Walked) -> Iterator[Finding]:
             seen.append(own)
             message = (
                 f"this generator draws in zone {zone} (line {event.step.line}), and is "
-                "in no state: a restart makes it again, with its first draws"
+                "in no state: after a restart it repeats its first draws"
             )
             yield program.finding(ER301, at, message)
 
@@ -291,8 +288,8 @@ def _seeded_again(program: Walked, seeds: list[Event]) -> Iterator[Finding]:
         is_kept = seed.value in in_batch or seed.registered
         if draws and program.replayed(seed) and not is_kept:
             message = (
-                "this generator gets its seed again where a restart continues the "
-                f"loop that draws from it (line {draws[0].line}), in its middle"
+                "a restart seeds this generator again, but continues the loop that "
+                f"draws from it (line {draws[0].line}) in its middle"
             )
             yield program.finding(ER301, seed, message)
 
@@ -302,8 +299,8 @@ def _of_data(program: Walked, seen: list[Value | None]) -> Iterator[Finding]:
     for event in program.events("drawn", role="dataset"):
         if (zone := program.zone(event.step)) in ("L", "C"):
             message = (
-                f"the data set draws in zone {zone} which samples it has; a restart "
-                "makes it again, with its first ones"
+                f"the data set draws its samples in zone {zone}; after a restart it "
+                "has the first ones again"
             )
             yield program.finding(ER301, event, message)
     for event in program.events("made", role="loader"):
@@ -313,10 +310,11 @@ def _of_data(program: Walked, seen: list[Value | None]) -> Iterator[Finding]:
             if own not in seen and not own.registered:
                 seen.append(own)
                 message = (
-                    "this generator draws in a data set, and is in no state: workers "
-                    "and replicas draw the same from it, a restart its first draws"
+                    "a data set draws from this generator, which is in no state: "
+                    "workers and replicas draw the same, and a restart repeats its "
+                    "first draws"
                 )
-                help_text = "draw from a global generator, which is seeded there"
+                help_text = "draw from a global generator, seeded for each batch"
                 yield program.finding(
                     ER301, program.made(own), message, help_text=help_text
                 )
