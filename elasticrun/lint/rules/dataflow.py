@@ -61,11 +61,10 @@ class Dataflow:
         self.reads: dict[ValuePlace, list[Read]] = defaultdict(list)
         self.writes: dict[ValuePlace, list[Write]] = defaultdict(list)
         for step in program.graph.steps:
-            made = {
-                write.place[0]
-                for write in step.writes
-                if write.how in ("set", "drop") and write.place[1] == "[]"
-            }
+            emptied = [
+                each.place for each in step.writes if each.how in ("set", "drop")
+            ]
+            made = {place[0] for place in emptied if place[1] == "[]"}
             for read in step.reads:
                 if read.place[0] not in made:  # what is made here is new
                     self.reads[read.place].append(read)
@@ -75,9 +74,7 @@ class Dataflow:
     def is_volatile(self, place: ValuePlace) -> bool:
         """Return whether a place is plain Python memory."""
         base: Value | None = self.program.walk.bases.get(place[0])
-        if base is None:
-            return True
-        return not base.is_durable and base.kind not in _KEPT
+        return base is None or not (base.is_durable or base.kind in _KEPT)
 
     def reached(
         self, start: Step, place: ValuePlace, inside: Container[Step] | None = None
@@ -127,13 +124,9 @@ class Dataflow:
                 is_made_anew = write.value is not None and write.value.kind in _ANEW
                 if write.how in _NO_NEWS or _is_creation(write) or is_made_anew:
                     continue
-                if self.reads.get(write.place):
+                if self.reads.get(write.place) and self.is_volatile(write.place):
                     places.setdefault(write.place, []).append(write)
-        return {
-            place: writes
-            for place, writes in places.items()
-            if self.is_volatile(place) and not is_clock(writes)
-        }
+        return {place: each for place, each in places.items() if not is_clock(each)}
 
     def seen_from(
         self, turns: Turns, place: ValuePlace, exposed: set[Step]
@@ -149,13 +142,17 @@ class Dataflow:
             for write in step.writes
             if write.how not in _NO_NEWS
         }
-        fresh = [
-            (each.step.number, tests)
-            for each in self.writes[place]
-            if each.step in turns.inside and each.how == "set" and each.step.guards
-            for guards in [[e for e in each.step.guards if not _holds_first(e)]]
-            if len(tests := _steady_tests(guards, changed)) == len(guards)
-        ]
+        fresh: list[tuple[int, set[tuple[str, bool]]]] = []
+        for write in self.writes[place]:
+            step = write.step
+            guards = [each for each in step.guards if not _holds_first(each)]
+            tests = _steady_tests(guards, changed)
+            if (
+                write.how == "set"
+                and step in turns.inside
+                and len(tests) == len(guards)
+            ):
+                fresh.append((step.number, tests))
 
         def is_old(step: Step) -> bool:
             known = _steady_tests(step.guards, changed) if fresh else set()
@@ -173,12 +170,6 @@ class Dataflow:
                     seen.add(write.place)
                     if self.is_volatile(write.place):
                         yield write
-
-    def is_sum(self, write: Write, loop: DataLoop) -> bool:
-        """Return whether a write in a loop adds to what an earlier batch left."""
-        inside = steps_of(self.program, loop)
-        seeing = self.reached(loop.step, write.place, inside)
-        return write.how in PARTIAL and write.step in seeing
 
     def reads_behind(
         self, loop: DataLoop, place: ValuePlace, start: Step
@@ -207,10 +198,9 @@ class Dataflow:
         every = self.leads_to(reads)
         kinds = {read.sink.kind for read in every}
         places = {place for read in every for place in read.sink.places}
-        bases = (self.program.walk.bases.get(place[0]) for place in places)
-        if kinds & _DECIDING or any(
-            each is not None and each.is_durable for each in bases
-        ):
+        bases = [self.program.walk.bases.get(place[0]) for place in places]
+        is_kept = any(each is not None and each.is_durable for each in bases)
+        if is_kept or kinds & _DECIDING:
             return "decides"
         return "shown" if kinds - _UNSEEN else ""
 

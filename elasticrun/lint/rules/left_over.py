@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop, Read, Step, ValuePlace, Write
 from elasticrun.lint.program import doubts, is_once
-from elasticrun.lint.rules.dataflow import PARTIAL, Dataflow
+from elasticrun.lint.rules.dataflow import PARTIAL, Dataflow, steps_of
 
 ER202 = Rule(
     "ER202 W loader iterated outside an epoch, its result in plain variables",
@@ -39,8 +39,10 @@ def behind(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
             yield from _plain(flow, loop)
             continue
         means: set[ValuePlace] = set()
+        inside = steps_of(flow.program, loop)
         for write in flow.first_writes(loop, PARTIAL):
-            if write.place not in lost and flow.is_sum(write, loop):
+            seeing = flow.reached(loop.step, write.place, inside)
+            if write.place not in lost and write.step in seeing:
                 yield from _summed(flow, loop, write, means)
         if not loop.is_inner:  # that is never continued in its middle, nor skipped
             for write in flow.first_writes(loop, ("set", "target")):
