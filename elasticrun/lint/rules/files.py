@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import itertools
+import re
 from collections.abc import Iterator
 
 from elasticrun.lint.events import Event
@@ -37,8 +37,8 @@ ER115 = Rule(
     help="name it by an argument, or put it into ELASTICRUN_CHECKPOINT_DIR",
 )
 
-_FORGIVING = ("OSError", "FileNotFoundError", "FileExistsError", "Exception", "IOError",
-              "BaseException", "PermissionError")  # fmt: skip
+_WRITING = re.compile(r"save|open\(|write|dump|retrieve")
+_FORGIVING = re.compile(r"(?:OS|IO|Permission|File\w+)Error|Exception|^$")
 
 
 def _files(program: Walked) -> Iterator[Finding]:
@@ -202,10 +202,8 @@ def _is_tolerant(event: Event) -> bool:
     """Return whether it does no harm that something is there already, or is gone."""
     named = keywords_of(event.at) & {"missing_ok", "exist_ok", "ignore_errors"}
     is_temporary = any("temporary" in each.taints for each in event.given.args)
-    caught = any(
-        word in each or not each for each in event.catching for word in _FORGIVING
-    )
-    return bool(named) or is_temporary or caught
+    is_caught = any(map(_FORGIVING.search, event.catching))
+    return bool(named) or is_temporary or is_caught
 
 
 def _is_emptied(program: Walked, event: Event) -> bool:
@@ -227,34 +225,28 @@ def is_made_just_before(event: Event) -> bool:
     node = event.at
     if not isinstance(node, ast.Call):
         return False
-    source = node.args[0] if node.args else None
+    sources = node.args[:1]
     if isinstance(node.func, ast.Attribute) and event.name.startswith("Path."):
-        source = node.func.value
-    if source is None:
-        return False
-    text = written(source)
-    if isinstance(source, ast.Constant):
-        text = str(source.value)
-    before = event.step.module.lines[max(0, node.lineno - 12) : node.lineno - 1]
+        sources = [node.func.value]
+    texts = [
+        str(each.value) if isinstance(each, ast.Constant) else written(each)
+        for each in sources
+    ]
+    before = event.step.module.lines[max(0, event.step.line - 12) : event.step.line - 1]
     return any(
-        text in line
-        and any(word in line for word in ("save", "open(", "write", "dump", "retrieve"))
-        for line in before
+        text in line and _WRITING.search(line) for text in texts for line in before
     )
 
 
 def _beside(program: Walked) -> Iterator[Finding]:
     """Yield what happens before the first call that needs the job, if there is one."""
     events = program.walk.events
-    above = list(itertools.takewhile(lambda each: each.what != "job", events))
-    if len(above) == len(events):
-        return
-    for event in above:
+    first = next((n for n, each in enumerate(events) if each.what == "job"), 0)
+    for event in events[:first]:
         if _disturbs(event) and not is_checked(event.step):
-            what = event.name or "open"
             message = (
-                f"{what} before the job is made: the next replicas run it while the "
-                "others train"
+                f"{event.name or 'open'} before the job is made: the next replicas run "
+                "it while the others train"
             )
             yield program.finding(ER113, event, message)
 
