@@ -175,12 +175,10 @@ def _parsed(module: Module, result: LintResult) -> ast.Module | None:
     return tree
 
 
-# What is left of the findings.
-
-
 def _reported(
     found: list[Finding], project: Project, options: LintOptions, modules: list[Module]
 ) -> list[Finding]:
+    """Return the findings to show, at most one of each rule at a place."""
     by_name = {each.name: each for each in project.modules.values() if each is not None}
     asked_for = {each.name for each in modules}
     used: set[tuple[str, int, str]] = set()

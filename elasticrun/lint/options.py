@@ -71,11 +71,8 @@ _PER_FILE = "per-file-ignores"
 def find_pyproject(start: Path) -> Path | None:
     """Return the pyproject.toml of the nearest folder above that has one."""
     start = start.absolute()
-    for folder in (start, *start.parents):
-        candidate = folder / "pyproject.toml"
-        if candidate.is_file():
-            return candidate
-    return None
+    every = (folder / "pyproject.toml" for folder in (start, *start.parents))
+    return next((each for each in every if each.is_file()), None)
 
 
 def read_options(path: Path | None) -> LintOptions:

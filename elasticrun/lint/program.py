@@ -71,8 +71,8 @@ class Walked:
         module = step.module
         line, column, end_line, end_column = place_of(where.at, module)
         zone = self.zone(step)
-        chain = [self.zones.chain(loop)] if loop is not None else []
-        own = calls_within(step)
+        known = self.zones.chain(loop) if loop is not None else ""
+        chain = (known, " -> ".join(calls_within(step)))
         return Finding(
             code=rule.code,
             severity=lowered(severity or rule.severity, doubts),
@@ -84,7 +84,7 @@ class Walked:
             message=message,
             zone=zone,
             source=module.line(line),
-            chain="; here by ".join([*chain, *([" -> ".join(own)] if own else [])]),
+            chain="; here by ".join(filter(None, chain)),
             help=help_text or rule.help,
         )
 

@@ -28,11 +28,8 @@ def _draws(program: Walked) -> Iterator[Finding]:
     ]
     for event in program.events("drawn"):
         loop = program.replayed(event)
-        if loop is None or (event.is_keyed and event.value is None):
-            continue
-        if event.value is not None and event.value.in_epoch:
-            continue
-        if any(_is_seed_of(seed, event) for seed in seeds):
+        is_fresh = event.is_keyed if event.value is None else event.value.in_epoch
+        if loop is None or is_fresh or any(_is_seed_of(each, event) for each in seeds):
             continue
         during = program.during(loop, event.step)
         message = f"random draw ({event.name}) {during} draws another value"

@@ -51,9 +51,6 @@ def behind(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
             yield from _numbered(flow, loop)
 
 
-# Sums.
-
-
 def _summed(
     flow: Dataflow, loop: DataLoop, write: Write, means: set[ValuePlace]
 ) -> Iterator[Finding]:
@@ -104,9 +101,6 @@ def _means_of(
     }
 
 
-# Other values.
-
-
 def _read_after(flow: Dataflow, loop: DataLoop, write: Write) -> Iterator[Finding]:
     program, place = flow.program, write.place
     # A generator that hands out the last batch behind its loop runs the body there.
@@ -143,9 +137,6 @@ def _is_made_before(flow: Dataflow, loop: DataLoop, write: Write) -> bool:
     )
 
 
-# Numbers of batches.
-
-
 def _numbered(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:
     """Yield uses of an enumerate index as the number of a step."""
     for write in flow.first_writes(loop, ("target",)):
@@ -172,9 +163,6 @@ def _guards_optimizer(read: Read) -> bool:
     names = {n.attr for n in ast.walk(statement) if isinstance(n, ast.Attribute)}
     is_test = isinstance(statement, ast.If) and "backward" not in names
     return is_test and not names.isdisjoint(("step", "no_sync"))
-
-
-# Plain loaders.
 
 
 def _plain(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:

@@ -26,10 +26,10 @@ def _plain_tensors(program: Walked) -> Iterator[Finding]:
         others = [each for each in cls.methods.values() if each is not constructor]
         updated = _updated(others) if "get_extra_state" not in cls.methods else set()
         for node in ast.walk(constructor):
-            is_tensor = isinstance(node, ast.Assign) and _TENSORS.match(
-                written(node.value)
-            )
-            for field in sorted(stored(node) & updated) if is_tensor else ():
+            value = written(node.value) if isinstance(node, ast.Assign) else ""
+            for field in (
+                sorted(stored(node) & updated) if _TENSORS.match(value) else ()
+            ):
                 message = (
                     f"{cls.node.name}.{field} is updated and no buffer of the module, "
                     "so no checkpoint has it"

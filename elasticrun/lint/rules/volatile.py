@@ -90,14 +90,12 @@ def _over_epochs(
             "a later epoch; a restart sets it back to its first value"
         )
         severity, unsure = "E" if loudness == "decides" else "W", doubts(loop)
-    elif flow.loudness(reads):
-        write = carried.survivors[0]
+    elif flow.loudness(each for each in reads if each.step in program.zones.between):
+        write, severity, unsure = carried.survivors[0], "W", 0
         message = (
             f"`{write.name}` is set in the epochs and read after them; a job that "
             "restarts when all epochs are finished never sets it"
         )
-        goes_on = any(each.step in program.zones.between for each in reads)
-        severity, unsure = "W" if goes_on else "H", 0
     else:
         return
     yield program.finding(
