@@ -73,8 +73,8 @@ def _summed(
     if outside and any(e.epoch for e in flow.program.graph.loops if e.at is loop.at):
         return  # Of the same loop in an epoch ER302 speaks.
     message = (
-        f"`{write.name}` is summed over a loop in plain memory: it covers only this "
-        f"process's part{'' if loop.is_inner else ' since the last restart'}"
+        f"`{write.name}` is a plain sum over a loop: it has only this replica's part"
+        f"{'' if loop.is_inner else ' since the last restart'}"
     )
     is_own = write.value is not None and "batch" in write.value.taints
     is_loud = is_own or loudness == "decides"

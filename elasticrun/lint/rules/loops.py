@@ -40,14 +40,13 @@ def _bounds(program: Walked) -> Iterator[Finding]:
         earlier = [each for each in loops[:index] if _reaches(program, each, loop)]
         if turn is not None:
             message = (
-                f"the bound of this {what} loop is a total for the whole job: in the "
-                f"loop at line {getattr(turn, 'lineno', 0)} only the first turn has "
-                f"any {what}s"
+                f"the bound of this {what} loop is a total: only the first turn of the "
+                f"loop at line {getattr(turn, 'lineno', 0)} has any {what}s"
             )
         elif earlier:
             message = (
-                f"the bound of this {what} loop is a total for the whole job, and the "
-                f"loop at line {earlier[0].line} reaches it already"
+                f"the bound of this {what} loop is a total, and the loop at line "
+                f"{earlier[0].line} reaches it already"
             )
         else:
             continue
