@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from elasticrun.lint import roles
 from elasticrun.lint.graph import Spot
 from elasticrun.lint.program import Walked
-from elasticrun.lint.rules import dataflow, left_over, ranks, volatile
+from elasticrun.lint.rules import dataflow, ranks, volatile
 from elasticrun.lint.walk import (
     assignment,
     calls,
@@ -65,7 +65,7 @@ MECHANISMS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "paths": (methods, "_looks_like_path", always(False)),
     "the same test at a write and a reading": (
         dataflow, "_steady_tests", always(frozenset())),
-    "clocks": (left_over, "is_clock", always(False)),
+    "clocks": (dataflow, "is_clock", always(False)),
     "flags that end the epochs": (volatile, "_ends_at_once", always(False)),
     "named at the test": (ranks, "_where_decided", lambda _, where, __: where),
     "named at the call": (Walked, "called_at", place),

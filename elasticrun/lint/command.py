@@ -7,8 +7,6 @@ import ast
 import gc
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 CLEAN, FOUND, COULD_NOT = 0, 1, 2
 _PAGES = Path(__file__).with_name("pages")
-FORMATS = ("text", "concise", "json", "github")
+FORMATS = ("text", "json", "github")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,22 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print a patch that makes plain scripts elastic; findings go to stderr",
     )  # fmt: skip
     parser.add_argument(
-        "--explain-zones",
-        action="store_true",
-        help="print the zone of each line instead of findings",
-    )
-    parser.add_argument(
-        "--statistics",
-        action="store_true",
-        help="also print how often each rule found something",
-    )
+        "--statistics", action="store_true",
+        help="print how often each rule found something instead of findings",
+    )  # fmt: skip
     parser.add_argument(
         "--stdin-filename", type=Path, default=Path("stdin.py"), metavar="PATH",
         help="with -: the name and place of what is read from standard input",
     )  # fmt: skip
-    parser.add_argument(
-        "--isolated", action="store_true", help="do not read pyproject.toml"
-    )
 
 
 def _codes(text: str) -> tuple[str, ...]:
@@ -80,17 +69,10 @@ def _codes(text: str) -> tuple[str, ...]:
 
 def main(options: argparse.Namespace) -> int:
     """Lint; return 0 if clean, 1 with findings, 2 if something could not be linted."""
-    with _collecting_rarely():
-        return _lint(options)
-
-
-@contextmanager
-def _collecting_rarely() -> Iterator[None]:
-    """Let the garbage collector look seldom: syntax trees live until the end."""
     before = gc.get_threshold()
-    gc.set_threshold(100_000, *before[1:])
+    gc.set_threshold(100_000, *before[1:])  # Syntax trees live until the end.
     try:
-        yield
+        return _lint(options)
     finally:
         gc.set_threshold(*before)
 
@@ -113,7 +95,7 @@ def _lint(options: argparse.Namespace) -> int:
         _complain(problem_line(problem))
     if result.problems:
         return COULD_NOT
-    return FOUND if result.findings and not options.explain_zones else CLEAN
+    return FOUND if result.findings else CLEAN
 
 
 def _result(options: argparse.Namespace) -> LintResult:
@@ -128,40 +110,31 @@ def _result(options: argparse.Namespace) -> LintResult:
 
     if options.paths == ["-"]:
         path = options.stdin_filename
-        chosen = _chosen(options, [path])
+        chosen = _chosen(options, path)
         return lint_text(decode(sys.stdin.buffer.read()), str(path), chosen)
     paths = [Path(each) for each in options.paths]
-    return lint_paths(paths, _chosen(options, paths))
+    return lint_paths(paths, _chosen(options, paths[0]))
 
 
 def _output(result: LintResult, options: argparse.Namespace) -> str:
     from elasticrun.lint.editing import patch
-    from elasticrun.lint.report import explain, report, statistics
+    from elasticrun.lint.report import report, statistics
     from elasticrun.lint.rules.conversion import edits_of
 
-    if options.explain_zones:
-        return "\n".join(explain(program) for program in result.programs)
     if options.diff:
-        patches = (
-            patch(
-                os.path.relpath(each.name),
-                each.text,
-                edits_of(ast.parse(each.text), each.text),
-            )
-            for each in result.patched
-        )
-        return "".join(patches).removesuffix("\n")
+        patches = ""
+        for each in result.patched:
+            edits = edits_of(ast.parse(each.text), each.text)
+            patches += patch(os.path.relpath(each.name), each.text, edits)
+        return patches.removesuffix("\n")
     if options.statistics:
         return statistics(result.findings)
     return report(result, options.format)
 
 
-def _chosen(options: argparse.Namespace, paths: list[Path]) -> LintOptions:
+def _chosen(options: argparse.Namespace, first: Path) -> LintOptions:
     """Return the settings of pyproject.toml, those of the command line over them."""
-    base = LintOptions()
-    if not options.isolated and paths:
-        first = paths[0] if paths[0].is_dir() else paths[0].parent
-        base = read_options(find_pyproject(first))
+    base = read_options(find_pyproject(first if first.is_dir() else first.parent))
     return base._replace(
         select=options.select or base.select,
         ignore=(*base.ignore, *options.ignore),

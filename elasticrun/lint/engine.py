@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from elasticrun.lint.editing import Application, Edit
-from elasticrun.lint.finding import Finding, lowered
+from elasticrun.lint.finding import SEVERITIES, Finding, lowered
 from elasticrun.lint.options import LintOptions
 from elasticrun.lint.program import Walked
 from elasticrun.lint.project import Module, Project, python_files
@@ -51,7 +51,6 @@ class LintResult(NamedTuple):
 
     findings: list[Finding]
     problems: list[LintProblem]
-    programs: list[Walked]
     modules: list[Module]
     patched: list[Module]
 
@@ -60,7 +59,7 @@ def lint_paths(paths: Iterable[Path], options: LintOptions | None = None) -> Lin
     """Lint files, and all Python files below folders."""
     project = Project()
     options = options or LintOptions()
-    result = LintResult([], [], [], [], [])
+    result = LintResult([], [], [], [])
     for path in paths:
         if not path.exists():
             text = "does not exist. Check the path, relative to the current folder."
@@ -89,9 +88,7 @@ def lint_text(
     module = Module(Path(name).absolute(), name, text)
     project = Project()
     project.modules[module.path] = module
-    return _lint(
-        project, options or LintOptions(), LintResult([], [], [], [module], [])
-    )
+    return _lint(project, options or LintOptions(), LintResult([], [], [module], []))
 
 
 def _lint(project: Project, options: LintOptions, result: LintResult) -> LintResult:
@@ -102,15 +99,20 @@ def _lint(project: Project, options: LintOptions, result: LintResult) -> LintRes
         if module.imported_by & walked:
             continue  # walked through already, from the script that imports it
         with _giving_up(result, module):
-            program = Walked(walk_through(project, options, module))
-            for check in CHECKS:
-                found += check(program)
+            found += _in_elastic(project, options, module)
             walked.add(module.name)
-            result.programs.append(program)
     if not roots:
         found += _in_plain(project, options, result)
     result.findings.extend(_reported(found, project, options, result.modules))
     return result
+
+
+def _in_elastic(
+    project: Project, options: LintOptions, module: Module
+) -> Iterator[Finding]:
+    program = Walked(walk_through(project, options, module))
+    for check in CHECKS:
+        yield from check(program)
 
 
 def _in_plain(
@@ -160,12 +162,11 @@ def _if_elastic(
             yield from conversion.findings(module, edits)
             assert module.tree is not None
             Application(edits).visit(module.tree)
-    program = Walked(walk_through(project, options, script))
+    for finding in _in_elastic(project, options, script):
+        if finding.code != "ER002":  # Of loops without a boundary ER003 has spoken.
+            yield finding
     for module in modules:
         module.forget()
-    for check in CHECKS:
-        # Of loops without a boundary ER003 has spoken.
-        yield from (each for each in check(program) if each.code != "ER002")
 
 
 @contextmanager
@@ -228,12 +229,10 @@ def _newer(error: SyntaxError, line: str) -> str:
     return ""
 
 
-# What is left of the findings.
-
-
 def _reported(
     found: list[Finding], project: Project, options: LintOptions, modules: list[Module]
 ) -> list[Finding]:
+    """Return the findings to show, at most one of each rule at a place."""
     by_name = {each.name: each for each in project.modules.values() if each is not None}
     asked_for = {each.name for each in modules}
     used: set[tuple[str, int, str]] = set()
@@ -247,8 +246,8 @@ def _reported(
             finding = finding._replace(severity=lowered(finding.severity, 1))
         if finding.severity == "H" and not options.pedantic:
             continue
-        best = kept.get(finding.order)
-        if best is None or "EWH".index(finding.severity) < "EWH".index(best.severity):
+        best = kept.setdefault(finding.order, finding)
+        if SEVERITIES.index(finding.severity) < SEVERITIES.index(best.severity):
             kept[finding.order] = finding
     for module in modules:
         if options.wants(ER001.code, module.name):

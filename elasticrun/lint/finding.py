@@ -8,7 +8,7 @@ from typing import NamedTuple
 from elasticrun.lint.notebook import Cells
 from elasticrun.lint.project import Module
 
-_LOWER = {"E": "W", "W": "H", "H": "H"}
+SEVERITIES = "EWH"  # error, warning, hint
 
 
 class Rule(NamedTuple):
@@ -82,9 +82,7 @@ class Finding(NamedTuple):
 
 def lowered(severity: str, steps: int) -> str:
     """Return a severity said less loudly, once for each doubt."""
-    for _ in range(steps):
-        severity = _LOWER[severity]
-    return severity
+    return SEVERITIES[min(SEVERITIES.index(severity) + steps, 2)]
 
 
 def place_of(node: ast.AST, module: Module) -> tuple[int, int, int, int]:

@@ -71,11 +71,8 @@ _PER_FILE = "per-file-ignores"
 def find_pyproject(start: Path) -> Path | None:
     """Return the pyproject.toml of the nearest folder above that has one."""
     start = start.absolute()
-    for folder in (start, *start.parents):
-        candidate = folder / "pyproject.toml"
-        if candidate.is_file():
-            return candidate
-    return None
+    every = (folder / "pyproject.toml" for folder in (start, *start.parents))
+    return next((each for each in every if each.is_file()), None)
 
 
 def read_options(path: Path | None) -> LintOptions:
@@ -109,26 +106,28 @@ def read_table(path: Path, *keys: str) -> dict[str, Any]:
 
 
 def _options(table: dict[str, Any], path: Path) -> LintOptions:
-    values: dict[str, Any] = {}
     for key, value in table.items():
-        if key == "pedantic" and isinstance(value, bool):
-            values[key] = value
-        elif key in _LISTS and _is_texts(value):
-            values[key.replace("-", "_")] = tuple(value)
-        elif (
-            key == _PER_FILE
-            and isinstance(value, dict)
-            and all(map(_is_texts, value.values()))
-        ):
-            values["per_file_ignores"] = value
-        else:
+        if not _fits(key, value):
             raise ConfigurationError(
                 f"{path}: [tool.elasticrun.lint] {key} = {value!r} is not a setting of "
                 f"the linter. Settings are {', '.join(_LISTS)}: lists of texts; "
                 f"{_PER_FILE}, a table of such lists by patterns of files; and "
                 "pedantic, true or false."
             )
+    values: dict[str, Any] = {
+        key.replace("-", "_"): tuple(value) if isinstance(value, list) else value
+        for key, value in table.items()
+    }
     return LintOptions(**values)
+
+
+def _fits(key: str, value: Any) -> bool:
+    """Return whether a value is one for a setting of that name."""
+    if key == "pedantic":
+        return isinstance(value, bool)
+    if key == _PER_FILE:
+        return isinstance(value, dict) and all(map(_is_texts, value.values()))
+    return key in _LISTS and _is_texts(value)
 
 
 def _is_texts(value: Any) -> bool:
@@ -146,8 +145,7 @@ def _parse(text: str, path: Path, *, section: str) -> Any:
                 return {}
             raise ConfigurationError(
                 f"{path} has settings for elasticrun, and Python 3.10 cannot read "
-                "TOML. Install tomli, use Python 3.11 or later, or pass --isolated to "
-                "the linter."
+                "TOML. Install tomli, or use Python 3.11 or later."
             ) from None
     try:
         return toml.loads(text)

@@ -16,7 +16,7 @@ from elasticrun.lint.graph import (
     WalkedLoop,
     Write,
 )
-from elasticrun.lint.values import Value
+from elasticrun.lint.values import Class, Value
 from elasticrun.lint.walk.walk import Walk
 from elasticrun.lint.zones import Zones, calls_within
 
@@ -47,6 +47,11 @@ class Walked:
         assert value.node is not None
         return Spot(value.node, self.graph.steps[value.made_at])
 
+    def spot_in(self, cls: Class, node: ast.AST) -> Spot:
+        """Return where a node of a class is."""
+        steps = (each for each in self.graph.steps if each.module is cls.module)
+        return Spot(node, next(steps, self.graph.steps[0]))
+
     def zone(self, step: Step) -> str:
         return self.zones.zone(step)
 
@@ -66,12 +71,8 @@ class Walked:
         module = step.module
         line, column, end_line, end_column = place_of(where.at, module)
         zone = self.zone(step)
-        chain = self.zones.chain(loop) if loop is not None else ""
-        own = " -> ".join(calls_within(step))
-        if own and loop is not None:
-            chain += f"; here by {own}"
-        elif own:
-            chain = own
+        known = self.zones.chain(loop) if loop is not None else ""
+        chain = (known, " -> ".join(calls_within(step)))
         return Finding(
             code=rule.code,
             severity=lowered(severity or rule.severity, doubts),
@@ -83,7 +84,7 @@ class Walked:
             message=message,
             zone=zone,
             source=module.line(line),
-            chain=chain,
+            chain="; here by ".join(filter(None, chain)),
             help=help_text or rule.help,
         )
 

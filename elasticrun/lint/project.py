@@ -35,14 +35,9 @@ _COMMENT = re.compile(r"#[^\n]*|\\")
 _FOREIGN = sys.stdlib_module_names | {"torch", "numpy", "elasticrun", "adaptdl"}
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _SKIPPED = {
-    ".git",
-    ".ipynb_checkpoints",
-    ".venv",
-    "venv",
-    "__pycache__",
-    "node_modules",
+    ".git", ".ipynb_checkpoints", ".venv", "venv", "__pycache__", "node_modules",
     "site-packages",
-}
+}  # fmt: skip
 
 
 class Module:
@@ -131,17 +126,13 @@ def read_suppressions(text: str) -> dict[int, tuple[set[str] | None, int]]:
     A comment on a line of its own speaks for the next line of code.
     """
     found: dict[int, tuple[set[str] | None, int]] = {}
-    try:
+    with contextlib.suppress(tokenize.TokenError, SyntaxError):
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type != tokenize.COMMENT:
-                continue
             match = _IGNORE.match(token.string)
-            if match:
+            if match and token.type == tokenize.COMMENT:
                 codes = match["codes"]
                 listed = None if codes is None else set(re.findall(r"\w+", codes))
                 found[token.start[0]] = (listed, token.start[1])
-    except (tokenize.TokenError, SyntaxError):
-        pass
     return found
 
 
@@ -243,14 +234,10 @@ class Project:
         parts = [part for part in dotted.split(".") if part]
         if not level and (not parts or parts[0] in _FOREIGN):
             return None
-        for root in self._roots(importer, level, *parts[:1]):
-            if not parts:
-                found = self._in(root, "__init__", importer)
-            else:
-                found = self._in(root.joinpath(*parts[:-1]), parts[-1], importer)
-            if found is not None:
-                return found
-        return None
+        *above, name = parts or ["__init__"]
+        roots = self._roots(importer, level, *parts[:1])
+        every = (self._in(root.joinpath(*above), name, importer) for root in roots)
+        return next((found for found in every if found is not None), None)
 
     def _roots(self, importer: Module, level: int, first: str = "") -> list[Path]:
         folder = importer.path.parent

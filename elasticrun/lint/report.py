@@ -1,18 +1,14 @@
-"""Findings as text, lines, JSON or GitHub's annotations; and the zone of each line."""
+"""Findings as text, as JSON, or as annotations of GitHub's."""
 
 from __future__ import annotations
 
-import ast
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import Any
 
 from elasticrun.lint.engine import LintProblem, LintResult
 from elasticrun.lint.finding import Finding
-from elasticrun.lint.program import Walked
-from elasticrun.lint.project import Module
 from elasticrun.lint.rules.table import RULES
-from elasticrun.lint.zones import DESCRIPTIONS
 
 _GITHUB = {"E": "error", "W": "warning", "H": "notice"}
 
@@ -21,7 +17,7 @@ def report(result: LintResult, form: str) -> str:
     """Return all findings in one of the forms that the command line offers."""
     if form == "json":
         return json.dumps(as_json(result), indent=2)
-    as_lines = {"text": _text, "concise": concise, "github": _github}[form]
+    as_lines = {"text": _text, "github": _github}[form]
     lines = [as_lines(each) for each in result.findings]
     if form == "github":
         lines += [_github_problem(each) for each in result.problems]
@@ -60,16 +56,13 @@ def as_json(result: LintResult) -> dict[str, Any]:
     """Return the findings and problems as plain values."""
     return {
         "version": 1,
-        "findings": [_finding_as_json(each) for each in result.findings],
+        "findings": [
+            {key: value for key, value in each._asdict().items() if key != "source"}
+            for each in result.findings
+        ],
         "problems": [each._asdict() for each in result.problems],
         "elastic": [each.name for each in result.modules if each.leads_to_elastic],
     }
-
-
-def _finding_as_json(finding: Finding) -> dict[str, Any]:
-    values = finding._asdict()
-    del values["source"]
-    return values
 
 
 def _github(finding: Finding) -> str:
@@ -92,42 +85,3 @@ def _data(text: str) -> str:
 
 def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
-
-
-# `--explain-zones`.
-
-
-def explain(program: Walked) -> str:
-    """Return the program's modules with a zone before each line that was walked."""
-    zones: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
-    modules: dict[str, Module] = {}
-    heads = {each.step for each in (*program.graph.loops, *program.graph.epochs)}
-    for step in program.graph.steps:
-        if isinstance(step.node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        zone = program.zone(step)
-        modules[step.module.name] = step.module
-        if zone and step not in heads:
-            for line in _lines(step.node):
-                zones[step.module.name][line].add(zone)
-    legend = (f"{name:>4}  {text}" for name, text in DESCRIPTIONS.items())
-    parts = ["\n".join(legend)]
-    parts += [
-        f"{name}\n" + _listing(module, zones[name]) for name, module in modules.items()
-    ]
-    return "\n\n".join(parts)
-
-
-def _lines(node: ast.AST) -> range:
-    """Return the lines of a simple statement, or the first one of a block."""
-    first = getattr(node, "lineno", 0)
-    has_body = bool(getattr(node, "body", None)) and not isinstance(node, ast.Lambda)
-    last = first if has_body else getattr(node, "end_lineno", first) or first
-    return range(first, last + 1)
-
-
-def _listing(module: Module, zones: dict[int, set[str]]) -> str:
-    return "\n".join(
-        f"{''.join(sorted(zones.get(number, ()))):>4} {number:4} | {text}".rstrip()
-        for number, text in enumerate(module.lines, 1)
-    )

@@ -304,18 +304,6 @@ def element_of(value: Value) -> Value:
     return unknown(taints=value.taints)
 
 
-def members_of(loader: Value) -> set[Value]:
-    """Return a loader and, if it is a combined one, those that it combines."""
-    if loader.name != "CombinedLoader":
-        return {loader}
-    given = [
-        each
-        for part in loader.parts
-        for each in (part, *part.parts, *part.attrs.values())
-    ]
-    return {loader, *(each for each in given if each.kind == "loader")}
-
-
 def sampling(dataset: Value) -> list[MethodDef]:
     """Return the methods of a data set of the program that make its samples."""
     if dataset.kind != "instance" or dataset.cls is None:

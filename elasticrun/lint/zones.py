@@ -7,18 +7,12 @@ from functools import cached_property
 
 from elasticrun.lint.graph import DataLoop, EpochLoop, Graph, Step, WalkedLoop
 
-DESCRIPTIONS = {
-    "P": "before the epochs, replayed after every restart",
-    "A": "before the first dataset loop of the epoch, replayed",
-    "B": "between dataset loops of the epoch, replayed",
-    "L": "in a dataset loop, once for each batch",
-    "C": "after the last dataset loop of the epoch, once",
-    "D": "after an epoch loop",
-}
-
 
 class Zones:
     """The zones of one flow graph.
+
+    P is before the epochs; A before the first dataset loop of an epoch, B between its
+    loops, L in one of them, and C after the last one; D is after the epochs.
 
     A step of an epoch is replayed exactly when some loop over an elastic loader may
     still run after it in the same epoch: if the job stops in that loop, the step runs

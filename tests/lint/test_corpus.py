@@ -22,6 +22,11 @@ MISSED = {
     ("lr_range.py", 44): "self.net.load_state_dict(weights)",
     # No rule knows that a drawn name chooses what all replicas train together.
     ("multitask_text.py", 90): "task = random.choices(list(TASKS), sizes)[0]",
+    # StateNameError names both states where the second one is made.
+    ("active_learning.py", 67): "model = AdaptiveDataParallel(net, optimizer)",
+    ("wgan.py", 81): "D = AdaptiveDataParallel(netD, optD)",
+    # In the second turn LoopOrderError names both iterators.
+    ("cycle_loader.py", 36): "x, y = next(batches)",
     # ER503 names the optimizer that gets it, in the other file (main.py).
     ("simclr/config.py", 32): "return self.optim.lr * ... * world_size() / 256",
 }

@@ -62,7 +62,7 @@ def test_the_hook_of_pre_commit_lints(tmp_path: Path) -> None:
 
 def test_the_examples_have_no_findings() -> None:
     result = lint_paths([ROOT / "examples"], LintOptions(pedantic=True))
-    assert result.programs
+    assert result.modules
     assert result.findings == []
     assert result.problems == []
 
@@ -96,15 +96,14 @@ def test_what_an_imported_file_does_is_said_less_loudly(tmp_path: Path) -> None:
 
 LOUD = {
     "E": """
-        ER104 ER107 ER201 ER203 ER204 ER205 ER206 ER208 ER210 ER301 ER303 ER310 ER401
-        ER402 ER502 ER504
+        ER104 ER107 ER203 ER206 ER208 ER210 ER301 ER303 ER401 ER402 ER502
+        ER504
     """,
     "W": """
         ER001 ER002 ER003 ER105 ER106 ER109 ER110 ER113 ER114 ER115 ER202 ER207 ER209
         ER211 ER212 ER302 ER304 ER305 ER306 ER307 ER308 ER309 ER311 ER312 ER313 ER403
         ER501 ER503 ER506
     """,
-    "H": "ER111 ER112",
 }
 
 
@@ -116,8 +115,7 @@ def test_the_severity_of_a_rule(severity: str, code: str) -> None:
     text = PAGES[code].prelude + PAGES[code].wrong
     found = lint_text(text, options=LintOptions(pedantic=True)).findings
     assert severity in {each.severity for each in found if each.code == code}
-    shown = lint_text(text).findings
-    assert (severity == "H") == (code not in {each.code for each in shown})
+    assert code in {each.code for each in lint_text(text).findings}
 
 
 def test_every_rule_has_a_severity() -> None:

@@ -67,10 +67,6 @@ def test_the_chain_goes_through_calls(tmp_path: Path) -> None:
     )
 
 
-def test_concise_is_one_line(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(output(capsys, "train.py", "--format", "concise").splitlines()) == 1
-
-
 def test_json_has_everything(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = json.loads(output(capsys, "train.py", "--format", "json"))
     (finding,) = log["findings"]
@@ -91,7 +87,7 @@ def test_github_is_escaped(script: Path, capsys: pytest.CaptureFixture[str]) -> 
     )
 
 
-@pytest.mark.parametrize("form", ["text", "concise", "json", "github"])
+@pytest.mark.parametrize("form", ["text", "json", "github"])
 def test_a_clean_script_exits_with_0(script: Path, form: str) -> None:
     script.write_text(RIGHT, encoding="utf-8")
     assert run(["train.py", "--format", form]) == 0
@@ -171,7 +167,6 @@ def test_settings_come_from_pyproject(
     pyproject = script.with_name("pyproject.toml")
     pyproject.write_text('[tool.elasticrun.lint]\nignore = ["ER104"]\n')
     assert run(["train.py"]) == 0
-    assert run(["train.py", "--isolated"]) == 1
     pyproject.write_text('[tool.elasticrun.lint]\nignroe = ["ER104"]\n')
     assert run(["train.py"]) == 2
     assert "ignroe = ['ER104'] is not a setting" in capsys.readouterr().err
@@ -200,13 +195,6 @@ def test_the_users_own_functions_and_loaders(script: Path) -> None:
     assert run(["train.py"]) == 0
     pyproject.write_text(text + 'idempotent = ["bump"]\nnon-idempotent = ["publish"]\n')
     assert run(["train.py", "--select", "ER110"]) == 1
-
-
-def test_zones_are_explained(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["train.py", "--explain-zones"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert f"   B {LINE:4} | {WRITING}" in lines
-    assert f"   L {LINE + 3:4} |         evaluate(x, y)" in lines
 
 
 # The commands around.

@@ -1,4 +1,4 @@
-"""ER501 to ER504: data, seeds, orders and sizes that differ between starts."""
+"""ER501 to ER504, ER506: data, seeds, orders and sizes that differ between starts."""
 
 from __future__ import annotations
 
@@ -13,6 +13,27 @@ from elasticrun.lint.graph import Spot
 from elasticrun.lint.naming import last_name, named, written
 from elasticrun.lint.program import Walked, in_words
 from elasticrun.lint.values import UNFIXED, Value, taints_of
+
+ER501 = Rule(
+    "ER501 W unseeded data",
+    help="seed it: torch.manual_seed(0) at the top, or a seeded generator=",
+)
+ER502 = Rule(
+    "ER502 E seed from the time or the process",
+    help="use a constant seed",
+)
+ER503 = Rule(
+    "ER503 W batch size, learning rate or steps from the world size",
+    help="give the global batch size, and what belongs to it",
+)
+ER504 = Rule(
+    "ER504 E sampler that can only be iterated",
+    help="give it shuffle=True, WeightedDraws, LengthGroups, RandomWindows or a list",
+)
+ER506 = Rule(
+    "ER506 W order of a set of texts, or of a folder",
+    help="sort it: sorted(...)",
+)
 
 _SIZES = named(
     "batch_size lr max_lr learning_rate total_steps num_training_steps T_max "
@@ -30,12 +51,6 @@ _SHARING = frozenset(("rank", "world_size"))
 _CHANGING = frozenset(("rank", "time", "entropy", "generation"))
 
 
-ER501 = Rule(
-    "ER501 W unseeded data",
-    help="seed it: torch.manual_seed(0) at the top, or a seeded generator=",
-)
-
-
 def _unseeded(program: Walked) -> Iterator[Finding]:
     for event in program.events("drawn"):
         if event.how == "optimizer":  # first weights, which come back
@@ -46,35 +61,24 @@ def _unseeded(program: Walked) -> Iterator[Finding]:
         yield program.finding(ER501, event, message)
 
 
-ER502 = Rule(
-    "ER502 E seed from the time or the process",
-    help="use a constant seed",
-)
-
-
 def _seeds(program: Walked) -> Iterator[Finding]:
-    for event in program.events("seeded"):
-        if _is_unfixed(event.name, event.given.values):
-            yield _unfixed(program, event)
-    for event in program.events("made", role="rng"):
-        # What it was given, or seeded with since then.
-        values = event.value.parts if event.value is not None else []
-        is_bare = not values and event.name != "torch.Generator"
+    made = program.events("made", role="rng")
+    for event in [*program.events("seeded"), *made]:
+        values = event.given.values
+        if event in made:  # What it was given, or seeded with since then.
+            values = event.value.parts if event.value is not None else []
+        is_bare = event in made and not values and event.name != "torch.Generator"
         if _is_unfixed(event.name, values):
-            yield _unfixed(program, event)
-        elif is_bare and program.zone(event.step) in "PAB":
-            text = "without a seed draws other values after a restart"
-            yield program.finding(ER501, event, f"{event.name}() {text}")
+            message = f"{event.name}: the seed differs with every start"
+            yield program.finding(ER502, event, message)
+        elif is_bare and program.zone(event.step) in ("P", "A", "B"):
+            message = f"{event.name}() without a seed draws other values at each start"
+            yield program.finding(ER501, event, message)
     for event in program.events("made", role="loader"):
         seed = event.given.keywords.get("seed")
         if seed is not None and seed.taints & UNFIXED:
             message = "the loader's seed differs with every start"
             yield program.finding(ER502, event, message)
-
-
-def _unfixed(program: Walked, event: Event) -> Finding:
-    message = f"{event.name}: the seed differs with every start"
-    return program.finding(ER502, event, message)
 
 
 def _is_unfixed(name: str, values: list[Value]) -> bool:
@@ -85,44 +89,37 @@ def _is_unfixed(name: str, values: list[Value]) -> bool:
     return is_none or bool(taints_of(values) & UNFIXED)
 
 
-ER503 = Rule(
-    "ER503 W batch size, learning rate or steps from the world size",
-    help="give the global batch size, and what belongs to it",
-)
-
-
 def _sizes(program: Walked) -> Iterator[Finding]:
     for event in program.events("made"):
         if event.role not in _POSITIONS:
             continue
         own = event.value.attrs if event.value is not None else {}
-        for name, value in [*_arguments(event), *own.items()]:
-            if "world_size" in value.taints and _is_size(name, value in own.values()):
-                message = (
-                    f"{name} is computed from the world size, so it changes when the "
-                    "number of replicas does"
-                )
-                yield program.finding(ER503, event, message)
-                break
-            if (
-                event.role == "loader"
-                and name == "dataset"
-                and value.taints >= _SHARING
-            ):
-                message = (
-                    "the data set is cut by the rank or the world size; a loader needs "
-                    "the whole one, the same on all replicas, and cuts it itself"
-                )
-                yield program.finding(ER503, event, message)
-                break
-            changing = _CHANGING & value.taints
-            if event.role == "loader" and name in _OF_BATCHES and changing:
-                source = in_words(changing)
-                message = (
-                    f"{name} is computed from {source}, so it is not always the same"
-                )
-                yield program.finding(ER503, event, message)
-                break
+        messages = [
+            _misfit(event.role, name, value, is_own=value in own.values())
+            for name, value in [*_arguments(event), *own.items()]
+        ]
+        if any(messages):
+            yield program.finding(ER503, event, next(filter(None, messages)))
+
+
+def _misfit(role: str, name: str, value: Value, *, is_own: bool) -> str:
+    """Return why what an object is given is not the same everywhere, if so."""
+    if "world_size" in value.taints and _is_size(name, is_own):
+        return (
+            f"{name} is computed from the world size, so it changes when the number of "
+            "replicas does"
+        )
+    if role == "loader" and name == "dataset" and value.taints >= _SHARING:
+        return (
+            "the data set is cut by the rank or the world size; a loader needs the "
+            "whole one, the same on all replicas, and cuts it itself"
+        )
+    changing = _CHANGING & value.taints
+    if role == "loader" and name in _OF_BATCHES and changing:
+        return (
+            f"{name} is computed from {in_words(changing)}: it is not always the same"
+        )
+    return ""
 
 
 def _arguments(made: Event) -> Iterator[tuple[str, Value]]:
@@ -135,15 +132,6 @@ def _is_size(name: object, is_own: bool) -> bool:
     """Return whether a name says that a value belongs to batches, rates or steps."""
     text = str(name).lower()
     return name in _SIZES or (is_own and any(word in text for word in _WORDS))
-
-
-ER504 = Rule(
-    "ER504 E sampler that can only be iterated",
-    help=(
-        "take shuffle=True, WeightedDraws, LengthGroups, RandomWindows or a map: a "
-        "list, or something with a length and __getitem__"
-    ),
-)
 
 
 def _samplers(program: Walked) -> Iterator[Finding]:
@@ -168,10 +156,6 @@ def _is_only_iterated(value: Value) -> bool:
     return is_used_up or roles.is_iterated_sampler(value.name)
 
 
-ER506 = Rule(
-    "ER506 W order of a set of texts, or of a folder",
-    help="sort it: sorted(...)",
-)
 _TEXTS = re.compile(
     r"word|token|char|text|str\b|string|name|vocab|letter|tag|\.split\(|key|path|file|"
     r"label|categor|class|speaker|species|lang|gram|corpus|symbol|title|'",
@@ -191,8 +175,8 @@ def _orders(program: Walked) -> Iterator[Finding]:
         if not is_of_texts or not _keeps_order(event):
             continue
         message = (
-            "the order of a set of texts is another one in each process, so replicas "
-            "and restarts number them differently"
+            "a set of texts has another order in each process, so replicas and "
+            "restarts number them differently"
         )
         yield program.finding(ER506, Spot(node, event.step), message)
 
@@ -210,28 +194,23 @@ _LISTING = named("listdir glob iglob rglob iterdir scandir")
 def _folders(program: Walked) -> Iterator[Finding]:
     """Yield where a data set takes its samples as a folder happens to list them."""
     for cls in program.walk.classes:
-        if cls.role != "dataset" and "__getitem__" not in cls.methods:
+        is_dataset = cls.role == "dataset" or "__getitem__" in cls.methods
+        if not is_dataset or ".sort(" in ast.unparse(cls.node):
             continue
-        if ".sort(" in ast.unparse(cls.node):
-            continue
-        step = next(
-            (each for each in program.graph.steps if each.module is cls.module), None
-        )
         calls = [each for each in ast.walk(cls.node) if isinstance(each, ast.Call)]
         fixed = {
-            id(node)
+            node
             for each in calls
             if last_name(each.func) in _UNORDERED
             for node in ast.walk(each)
         }
         for each in calls:
-            is_listing = last_name(each.func) in _LISTING and id(each) not in fixed
-            if is_listing and step is not None:
+            if last_name(each.func) in _LISTING and each not in fixed:
                 message = (
-                    "the order of a folder is that of its file system, so samples or "
-                    "classes may have other numbers on another machine"
+                    "a folder is listed in any order, so samples or classes may have "
+                    "other numbers on another machine"
                 )
-                yield program.finding(ER506, Spot(each, step), message)
+                yield program.finding(ER506, program.spot_in(cls, each), message)
 
 
 def _keeps_order(event: Event) -> bool:

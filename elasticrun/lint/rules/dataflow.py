@@ -1,4 +1,4 @@
-"""Which writes of plain values reach which steps, and what becomes of those values."""
+"""Which steps read what a write has left in a plain place, and what they do with it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from elasticrun.lint.values import Value
 _NO_NEWS = ("bind", "drop")
 PARTIAL = ("update", "grow")  # writes that make the new value from the old one
 _DECIDING = frozenset(("test", "save", "optimizer"))
-_UNUSED = frozenset(("own", "none"))
+_UNSEEN = frozenset(("own", "none", "flow"))
 _EMPTY = "empty"  # in place of a constant: a container that is made without items
 # Attributes of these are no plain memory: a state keeps them, if one has the object, or
 # they are none of the program's own.
@@ -61,11 +61,10 @@ class Dataflow:
         self.reads: dict[ValuePlace, list[Read]] = defaultdict(list)
         self.writes: dict[ValuePlace, list[Write]] = defaultdict(list)
         for step in program.graph.steps:
-            made = {
-                write.place[0]
-                for write in step.writes
-                if write.how in ("set", "drop") and write.place[1] == "[]"
-            }
+            emptied = [
+                each.place for each in step.writes if each.how in ("set", "drop")
+            ]
+            made = {place[0] for place in emptied if place[1] == "[]"}
             for read in step.reads:
                 if read.place[0] not in made:  # what is made here is new
                     self.reads[read.place].append(read)
@@ -75,9 +74,7 @@ class Dataflow:
     def is_volatile(self, place: ValuePlace) -> bool:
         """Return whether a place is plain Python memory."""
         base: Value | None = self.program.walk.bases.get(place[0])
-        if base is None:
-            return True
-        return not base.is_durable and base.kind not in _KEPT
+        return base is None or not (base.is_durable or base.kind in _KEPT)
 
     def reached(
         self, start: Step, place: ValuePlace, inside: Container[Step] | None = None
@@ -114,9 +111,8 @@ class Dataflow:
                 for each in writes
                 if turns.head in self.reached(each.step, place, turns.inside)
             ]
-            first = [
-                each for each in self.writes[place] if each.step not in turns.inside
-            ]
+            every = self.writes[place]
+            first = [each for each in every if each.step not in turns.inside]
             if survivors and not _are_first_value(first, survivors):
                 yield Carried(place, survivors)
 
@@ -128,13 +124,9 @@ class Dataflow:
                 is_made_anew = write.value is not None and write.value.kind in _ANEW
                 if write.how in _NO_NEWS or _is_creation(write) or is_made_anew:
                     continue
-                if self.reads.get(write.place):
+                if self.reads.get(write.place) and self.is_volatile(write.place):
                     places.setdefault(write.place, []).append(write)
-        return {
-            place: writes
-            for place, writes in places.items()
-            if self.is_volatile(place) and not is_clock(writes)
-        }
+        return {place: each for place, each in places.items() if not is_clock(each)}
 
     def seen_from(
         self, turns: Turns, place: ValuePlace, exposed: set[Step]
@@ -150,13 +142,17 @@ class Dataflow:
             for write in step.writes
             if write.how not in _NO_NEWS
         }
-        fresh = [
-            (each.step.number, tests)
-            for each in self.writes[place]
-            if each.step in turns.inside and each.how == "set" and each.step.guards
-            for guards in [[e for e in each.step.guards if not _holds_first(e)]]
-            if len(tests := _steady_tests(guards, changed)) == len(guards)
-        ]
+        fresh: list[tuple[int, set[tuple[str, bool]]]] = []
+        for write in self.writes[place]:
+            step = write.step
+            guards = [each for each in step.guards if not _holds_first(each)]
+            tests = _steady_tests(guards, changed)
+            if (
+                write.how == "set"
+                and step in turns.inside
+                and len(tests) == len(guards)
+            ):
+                fresh.append((step.number, tests))
 
         def is_old(step: Step) -> bool:
             known = _steady_tests(step.guards, changed) if fresh else set()
@@ -175,53 +171,38 @@ class Dataflow:
                     if self.is_volatile(write.place):
                         yield write
 
-    def is_sum(self, write: Write, loop: DataLoop) -> bool:
-        """Return whether a write in a loop adds to what an earlier batch left."""
-        inside = steps_of(self.program, loop)
-        seeing = self.reached(loop.step, write.place, inside)
-        return write.how in PARTIAL and write.step in seeing
+    def reads_behind(
+        self, loop: DataLoop, place: ValuePlace, start: Step
+    ) -> Iterator[Read]:
+        """Yield where a place is read behind a loop with what a step in it has left."""
+        reads = [r for r in self.reads.get(place, ()) if not r.step.is_in(loop)]
+        seeing = self.reached(start, place) if reads else set()
+        return (read for read in reads if read.step in seeing)
 
-    # What becomes of a value: does it decide, is it saved, or only printed?
+    def leads_to(self, reads: Iterable[Read]) -> list[Read]:
+        """Return some reads, and those of all plain places that get their values."""
+        every, seen = [*reads], set[ValuePlace]()
+        for read in every:  # which grow meanwhile
+            for place in read.sink.places:
+                if place not in seen and self.is_volatile(place):
+                    seen.add(place)
+                    every += self.reads.get(place, ())
+        return every
 
     def loudness(self, reads: Iterable[Read]) -> str:
-        """Return `decides`, `shown` or an empty text for what reads lead to."""
-        return self._loudness(reads, set())
+        """Return whether values that are read decide, are shown, or none of these.
 
-    def _loudness(self, reads: Iterable[Read], seen: set[ValuePlace]) -> str:
-        best = ""
-        for read in reads:
-            kind = read.sink.kind
-            if kind in _DECIDING:
-                return "decides"
-            if kind == "flow":
-                for place in read.sink.places:
-                    if place in seen:
-                        continue
-                    seen.add(place)
-                    found = self._of_place(place, seen)
-                    if found == "decides":
-                        return found
-                    best = best or found
-            elif kind not in _UNUSED:
-                best = "shown"
-        return best
-
-    def _of_place(self, place: ValuePlace, seen: set[ValuePlace]) -> str:
-        base = self.program.walk.bases.get(place[0])
-        if base is not None and base.is_durable:
+        Returns:
+            `decides`, `shown` or an empty text.
+        """
+        every = self.leads_to(reads)
+        kinds = {read.sink.kind for read in every}
+        places = {place for read in every for place in read.sink.places}
+        bases = [self.program.walk.bases.get(place[0]) for place in places]
+        is_kept = any(each is not None and each.is_durable for each in bases)
+        if is_kept or kinds & _DECIDING:
             return "decides"
-        return self._loudness(self.reads.get(place, []), seen)
-
-    def followed(self, places: set[ValuePlace]) -> set[ValuePlace]:
-        """Return some places and all plain ones that get values from them."""
-        found, todo = set(places), list(places)
-        while todo:
-            for read in self.reads.get(todo.pop(), []):
-                for place in read.sink.places:
-                    if place not in found and self.is_volatile(place):
-                        found.add(place)
-                        todo.append(place)
-        return found
+        return "shown" if kinds - _UNSEEN else ""
 
 
 def steps_of(program: Walked, loop: DataLoop) -> set[Step]:

@@ -1,4 +1,4 @@
-"""ER109 to ER112: draws, messages and logs that replayed code repeats."""
+"""ER109, ER110: draws and messages that replayed code repeats."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ ER109 = Rule(
     "ER109 W random draw not keyed by seed and epoch in replayed code",
     help="draw from a generator seeded with (seed, epoch), or inside a loop",
 )
+ER110 = Rule(
+    "ER110 W external effect sent again",
+    help="send it after the last loop or under once(key), on one rank; give runs an id",
+)
 
 
 def _draws(program: Walked) -> Iterator[Finding]:
@@ -24,11 +28,8 @@ def _draws(program: Walked) -> Iterator[Finding]:
     ]
     for event in program.events("drawn"):
         loop = program.replayed(event)
-        if loop is None or (event.is_keyed and event.value is None):
-            continue
-        if event.value is not None and event.value.in_epoch:
-            continue
-        if any(_is_seed_of(seed, event) for seed in seeds):
+        is_fresh = event.is_keyed if event.value is None else event.value.in_epoch
+        if loop is None or is_fresh or any(_is_seed_of(each, event) for each in seeds):
             continue
         during = program.during(loop, event.step)
         message = f"random draw ({event.name}) {during} draws another value"
@@ -55,58 +56,27 @@ def _family(name: str) -> str:
     return first if first in ("torch", "numpy", "random") else ""
 
 
-ER110 = Rule(
-    "ER110 W external effect sent again",
-    help=(
-        "send it after the last dataset loop, guard it with once(key), or give the run "
-        "an id to continue; let one rank do it"
-    ),
-)
-
-
 _COUNTING = named("wandb.log trackio.log swanlab.log")  # each call is another step
 
 
-ER111 = Rule(
-    "ER111 H logged again in replayed code",
-    help="log after the last dataset loop of the epoch",
-)
-
-
-ER112 = Rule(
-    "ER112 H live weights saved in replayed code",
-    help="save after the last dataset loop of the epoch",
-)
-
-
 def _effects(program: Walked) -> Iterator[Finding]:
-    for event in program.events("sent"):
-        if only_reads(event):
+    for event in program.events("sent", "logged"):
+        if only_reads(event) or not _is_effect(event):
             continue
         loop = program.replayed(event)
-        is_early = program.is_before_epochs(event)
+        is_early = program.is_before_epochs(event) and event.what == "sent"
         if loop is None and (not is_early or event.role == "program"):
             continue
         zone = program.zone(event.step)
         message = f"{event.name} in zone {zone} takes effect again after a restart"
         yield program.finding(ER110, program.changed_at(event), message, loop=loop)
     yield from _trackers(program)
-    for event in program.events("logged"):
-        loop = program.replayed(event)
-        if loop is not None:
-            message = (
-                f"logged in zone {program.zone(event.step)}, again after a restart"
-            )
-            is_step = event.name in _COUNTING and not keywords_of(event.at) & {"step"}
-            severity = "W" if is_step else None
-            yield program.finding(ER111, event, message, loop=loop, severity=severity)
-    for event in program.events("saved"):
-        loop = program.replayed(event)
-        holds_weights = any(x in written(event.at) for x in ("state_dict", "model"))
-        if loop is not None and "torch" in event.name and holds_weights:
-            during = program.during(loop, event.step)
-            message = f"live weights saved {during} overwrites them with later ones"
-            yield program.finding(ER112, event, message, loop=loop)
+
+
+def _is_effect(event: Event) -> bool:
+    """Return whether more happens than that people see a line or a number again."""
+    is_step = event.name in _COUNTING and "step" not in keywords_of(event.at)
+    return event.what == "sent" or is_step
 
 
 def only_reads(event: Event) -> bool:
@@ -124,15 +94,19 @@ def only_reads(event: Event) -> bool:
 
 def _trackers(program: Walked) -> Iterator[Finding]:
     for event in program.events("made", role="tracker"):
-        keys = catalog.TRACKER_KEYS.get(event.name)
-        if keys is None or keywords_of(event.at) & {None, *keys}:
-            continue
-        if program.zone(event.step) in ("P", "A", "B"):
+        keys = missing_keys(event)
+        if keys and program.zone(event.step) in ("P", "A", "B"):
             message = (
                 f"{event.name} without {' or '.join(keys)} begins another run after "
                 "every restart"
             )
             yield program.finding(ER110, event, message)
+
+
+def missing_keys(event: Event) -> tuple[str, ...]:
+    """Return the arguments by which a tracker's run goes on, if none is given."""
+    keys = catalog.TRACKER_KEYS.get(event.name, ())
+    return () if keywords_of(event.at) & {None, *keys} else keys
 
 
 CHECKS = (_draws, _effects)

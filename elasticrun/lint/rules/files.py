@@ -1,25 +1,44 @@
-"""ER104 to ER106, ER113: files that are changed again, or beside a generation."""
+"""ER104 to ER106, ER113 to ER115: what starts and replays do to files again."""
 
 from __future__ import annotations
 
 import ast
-import itertools
+import re
 from collections.abc import Iterator
 
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
-from elasticrun.lint.graph import DataLoop, Spot
+from elasticrun.lint.graph import Spot
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts, is_checked, is_once, keywords_of
 
-_FORGIVING = ("OSError", "FileNotFoundError", "FileExistsError", "Exception", "IOError",
-              "BaseException", "PermissionError")  # fmt: skip
-
-
+ER104 = Rule(
+    "ER104 E file appended in replayed code",
+    help="make it a LogFile, or guard it with once(key) on one rank",
+)
 ER105 = Rule(
     "ER105 W file emptied at every restart",
     help="make it a LogFile",
 )
+ER106 = Rule(
+    "ER106 W rename, removal or creation that cannot be repeated",
+    help="ask first whether it is still to do, or do it after the last loop",
+)
+ER113 = Rule(
+    "ER113 W file or port changed beside a running generation",
+    help="put it below elasticrun.init(), or under `if elasticrun.rank() == 0:`",
+)
+ER114 = Rule(
+    "ER114 W rows appended again after a kill",
+    help="make it a LogFile, which goes back to its place in the checkpoint",
+)
+ER115 = Rule(
+    "ER115 W output that each start names anew",
+    help="name it by an argument, or put it into ELASTICRUN_CHECKPOINT_DIR",
+)
+
+_WRITING = re.compile(r"save|open\(|write|dump|retrieve")
+_FORGIVING = re.compile(r"(?:OS|IO|Permission|File\w+)Error|Exception|^$")
 
 
 def _files(program: Walked) -> Iterator[Finding]:
@@ -35,28 +54,18 @@ def _files(program: Walked) -> Iterator[Finding]:
         mode = event.how
         if not mode.startswith("w") or is_checked(event.step):
             continue
-        zone = program.zone(event.step)
-        again = program.replayed(event) or program.is_before_epochs(event)
+        loop = program.replayed(event)
+        again = loop is not None or program.is_before_epochs(event)
         if again and _is_written_later(program, event, filled):
-            loop = again if isinstance(again, DataLoop) else None
             message = (
-                f"file opened with mode {mode!r} in zone {zone}, which every restart "
-                "runs again; what was written to it before is lost"
+                f"file opened with mode {mode!r} in zone {program.zone(event.step)}: "
+                "every restart loses what was written to it before"
             )
             said |= {e.at for e in program.events("opened") if _is_same_file(e, event)}
             yield program.finding(ER105, event, message, loop=loop)
     for event in program.events("moved"):
         yield from _moved(program, event)
     yield from _logs(program, filled, said)
-
-
-ER104 = Rule(
-    "ER104 E file appended in replayed code",
-    help=(
-        "make it a LogFile, which leaves out what a replay writes, or guard it with "
-        "once(key) on one rank"
-    ),
-)
 
 
 def _appended(program: Walked, event: Event) -> Iterator[Finding]:
@@ -77,12 +86,11 @@ def _appended(program: Walked, event: Event) -> Iterator[Finding]:
 
 
 def _is_written_later(program: Walked, event: Event, filled: list[Event]) -> bool:
-    own = [each for each in filled if each.value is event.value]
+    """Return whether an opened file is written where a restart does not do it again."""
+    own = {program.zone(each.step) for each in filled if each.value is event.value}
     if event.step.epoch is not None:
-        return any(program.zone(each.step) in ("L", "C") for each in own)
-    if any(program.zone(each.step) in ("A", "B", "L", "C") for each in own):
-        return True
-    return any(
+        return not own.isdisjoint("LC")
+    return not own.isdisjoint("ABLC") or any(
         each.how.startswith("a") and _is_same_file(each, event)
         for each in program.events("opened")
     )
@@ -90,20 +98,12 @@ def _is_written_later(program: Walked, event: Event, filled: list[Event]) -> boo
 
 def _is_same_file(one: Event, other: Event) -> bool:
     """Return whether two files that are opened have the same path."""
-    path, text = one.given.args[0], one.text
-    known = other.given.args[0]
+    path, known = one.given.args[0], other.given.args[0]
     if path is known or (path.kind == "const" and path.constant == known.constant):
         return True
-    if not text or text != other.text:
-        return False
     is_near = one.step.module is other.step.module
-    return is_near or text.startswith(("'", '"', "f'", 'f"')) or text.isupper()
-
-
-ER114 = Rule(
-    "ER114 W rows appended again after a kill",
-    help="make it a LogFile, which goes back to its place in the checkpoint",
-)
+    is_fixed = one.text.isupper() or one.text.startswith(("'", '"', "f'", 'f"'))
+    return bool(one.text) and one.text == other.text and (is_near or is_fixed)
 
 
 def _opened_at(event: Event) -> ast.AST:
@@ -126,38 +126,25 @@ def _logs(
             seen.add(_opened_at(event))
             at = event if value is None else program.made(value)
             message = (
-                f"rows that are appended in zone {zone} after the newest checkpoint "
-                "come twice, if the job is killed"
+                f"if the job is killed, rows appended in zone {zone} since the last "
+                "checkpoint come twice"
             )
             yield program.finding(ER114, at, message)
-
-
-ER115 = Rule(
-    "ER115 W output that each start names anew",
-    help=(
-        "name it by something that stays: an argument, a variable of the environment, "
-        "or ELASTICRUN_CHECKPOINT_DIR"
-    ),
-)
 
 
 def _names(program: Walked) -> Iterator[Finding]:
     """Yield where a name is made that no later start makes again."""
     asked = [e for e in program.events("unfixed") if not is_once(e.step)]
-    seen: set[ast.AST] = set()
-    for event in program.events("made", "opened", "saved", "moved"):
-        if not program.is_before_epochs(event) or (
-            event.what == "made" and event.role != "tracker"
-        ):
-            continue
-        if event.what == "opened" and event.how[:1] not in ("w", "a", "x"):
+    trackers = program.events("made", role="tracker")
+    for event in [*trackers, *program.events("opened", "saved", "moved")]:
+        is_read = event.what == "opened" and event.how[:1] not in ("w", "a", "x")
+        if is_read or not program.is_before_epochs(event):
             continue
         found: Event | Spot | None = _next_free(event)
         if found is None and {"time", "entropy"} & event.given.taints:
             found = _named_by(program, event, asked)
-        if found is not None and found.at not in seen:
-            seen.add(found.at)
-            message = "each start, and each replica, takes another name for its output"
+        if found is not None:
+            message = "each start, and each replica, gives its output another name"
             yield program.finding(ER115, found, message)
 
 
@@ -192,48 +179,44 @@ def _next_free(event: Event) -> Event | None:
     return event if is_free and is_made and is_searched else None
 
 
-ER106 = Rule(
-    "ER106 W rename, removal or creation that cannot be repeated",
-    help=(
-        "ask whether it is still to do (missing_ok, exist_ok, os.path.exists), or move "
-        "it after the last dataset loop"
-    ),
-)
-
-
 def _moved(program: Walked, event: Event) -> Iterator[Finding]:
-    is_tolerant = keywords_of(event.at) & {"missing_ok", "exist_ok", "ignore_errors"}
-    is_temporary = any("temporary" in each.taints for each in event.given.args)
     is_turned = any(isinstance(each, ast.For) for each in event.turns)
     is_rotated = is_turned and event.name.endswith(("replace", "rename", "move"))
     if _is_emptied(program, event):
-        message = "folder emptied at each start, of what the starts before wrote to it"
+        message = "folder emptied at each start: what earlier starts wrote is lost"
         yield program.finding(ER105, event, message)
         return
-    if is_tolerant or is_temporary or (is_checked(event.step) and not is_rotated):
+    if is_checked(event.step) and not is_rotated:
         return
-    if any(word in each or not each for each in event.catching for word in _FORGIVING):
+    if _is_tolerant(event) or is_made_just_before(event):
         return
     loop = program.replayed(event)
     if loop is None and not program.is_before_epochs(event):
-        return
-    if is_made_just_before(event):
         return
     zone = program.zone(event.step)
     message = f"{event.name} in zone {zone} cannot be repeated; a restart runs it again"
     yield program.finding(ER106, event, message, loop=loop, doubts=doubts(event.value))
 
 
+def _is_tolerant(event: Event) -> bool:
+    """Return whether it does no harm that something is there already, or is gone."""
+    named = keywords_of(event.at) & {"missing_ok", "exist_ok", "ignore_errors"}
+    is_temporary = any("temporary" in each.taints for each in event.given.args)
+    is_caught = any(map(_FORGIVING.search, event.catching))
+    return bool(named) or is_temporary or is_caught
+
+
 def _is_emptied(program: Walked, event: Event) -> bool:
     """Return whether a folder is removed at each start, to be made anew."""
+    given = event.at.args[:1] if isinstance(event.at, ast.Call) else []
     if event.name != "shutil.rmtree" or not program.is_before_epochs(event):
         return False
-    assert isinstance(event.at, ast.Call)
-    path = written(event.at.args[0]) if event.at.args else ""
     return any(
-        each is not event and path in written(each.at)
+        written(path) == written(node)
+        for path in given
         for each in program.events("moved")
-        if each.name.endswith(("mkdir", "makedirs")) and path
+        if each.name.endswith(("mkdir", "makedirs"))
+        for node in ast.walk(each.at)
     )
 
 
@@ -242,43 +225,28 @@ def is_made_just_before(event: Event) -> bool:
     node = event.at
     if not isinstance(node, ast.Call):
         return False
-    source = node.args[0] if node.args else None
+    sources = node.args[:1]
     if isinstance(node.func, ast.Attribute) and event.name.startswith("Path."):
-        source = node.func.value
-    if source is None:
-        return False
-    text = written(source)
-    if isinstance(source, ast.Constant):
-        text = str(source.value)
-    before = event.step.module.lines[max(0, node.lineno - 12) : node.lineno - 1]
+        sources = [node.func.value]
+    texts = [
+        str(each.value) if isinstance(each, ast.Constant) else written(each)
+        for each in sources
+    ]
+    before = event.step.module.lines[max(0, event.step.line - 12) : event.step.line - 1]
     return any(
-        text in line
-        and any(word in line for word in ("save", "open(", "write", "dump", "retrieve"))
-        for line in before
+        text in line and _WRITING.search(line) for text in texts for line in before
     )
-
-
-ER113 = Rule(
-    "ER113 W file or port changed beside a running generation",
-    help=(
-        "put it below elasticrun.init(), or behind `if elasticrun.rank() == 0:`, which "
-        "needs the job"
-    ),
-)
 
 
 def _beside(program: Walked) -> Iterator[Finding]:
     """Yield what happens before the first call that needs the job, if there is one."""
     events = program.walk.events
-    above = list(itertools.takewhile(lambda each: each.what != "job", events))
-    if len(above) == len(events):
-        return
-    for event in above:
+    first = next((n for n, each in enumerate(events) if each.what == "job"), 0)
+    for event in events[:first]:
         if _disturbs(event) and not is_checked(event.step):
-            what = event.name or "open"
             message = (
-                f"{what} above the job, where the next replicas run it while the "
-                "others train"
+                f"{event.name or 'open'} before the job is made: the next replicas run "
+                "it while the others train"
             )
             yield program.finding(ER113, event, message)
 

@@ -1,4 +1,4 @@
-"""ER201, ER203 to ER207, ER002: loops that cannot be replayed as they stand."""
+"""ER002, ER203, ER206, ER207: loops that a restart cannot enter where they were."""
 
 from __future__ import annotations
 
@@ -10,88 +10,43 @@ from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop, EpochLoop, Spot, Step, WalkedLoop
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
-from elasticrun.lint.values import Value, elastic_loaders_in, members_of
+from elasticrun.lint.values import Value, elastic_loaders_in
 
-ER201 = Rule(
-    "ER201 E loop of epochs or steps inside another loop",
-    help="use a plain range() for one of them, or put one behind the other",
+ER002 = Rule(
+    "ER002 W looks elastic, but the epoch loop is range()",
+    help="write `for epoch in remaining_epochs_until(n):`",
 )
-
-
-ER204 = Rule(
-    "ER204 E loader looped over in a loop over itself, or next(iter(loader))",
-    help=("make another loader for the inner loop; take a sample from the data set"),
+ER203 = Rule(
+    "ER203 E loops over elastic loaders that overlap",
+    help="loop over CombinedLoader([a, b]), or over one loader behind the other",
 )
-
-
-ER205 = Rule(
-    "ER205 E loader created inside a dataset loop",
-    help="create all loaders before the first loop",
-)
-
-
-def _nested(program: Walked) -> Iterator[Finding]:
-    for epoch in program.graph.epochs:
-        if epoch.epoch is not None:
-            message = f"epoch loop inside the epoch loop at line {epoch.epoch.line}"
-            yield program.finding(ER201, epoch, message)
-        if epoch.outer is not None:
-            yield _counted_inside(program, epoch, epoch.outer, "epoch")
-    for loop in program.graph.loops:
-        if loop.outer is not None and loop.loader.kind == "steps":
-            yield _counted_inside(program, loop, loop.outer, "step")
-            continue
-        for outer in loop.around():
-            if loop.is_elastic and members_of(outer.loader) & members_of(loop.loader):
-                same = "it" if outer.loader is loop.loader else f"{outer.text}, too,"
-                message = (
-                    f"loop over {loop.text} inside the loop over {same} at line "
-                    f"{outer.line}; a loader is at one place at a time"
-                )
-                unsure = doubts(loop, outer)
-                yield program.finding(ER204, loop, message, doubts=unsure)
-    for event in program.events("made", role="loader"):
-        if event.step.loop is not None:
-            message = (
-                f"loader created inside the loop over {event.step.loop.text} at line "
-                f"{event.step.loop.line}"
-            )
-            yield program.finding(ER205, event, message)
-
-
-def _counted_inside(
-    program: Walked, loop: WalkedLoop, around: DataLoop, what: str
-) -> Finding:
-    message = (
-        f"{what} loop inside the loop over {around.text} at line {around.line}; its "
-        f"{what}s are counted for the whole job, so it is no part of one batch"
-    )
-    return program.finding(ER201, loop, message, doubts=doubts(around, loop))
-
-
 ER206 = Rule(
     "ER206 E bound of epochs or steps is a total, and already reached",
     help="give the number that the whole job has finished after this loop",
 )
+ER207 = Rule(
+    "ER207 W iterator of a loader that does not fit the position",
+    help="loop with `for x, y in loader.batches(n):`",
+)
 
 
 def _bounds(program: Walked) -> Iterator[Finding]:
-    """Yield loops of epochs or steps whose constant bound is reached already."""
+    """Yield loops of epochs or steps whose bound is reached before they begin."""
     steps = [each for each in program.graph.loops if each.loader.kind == "steps"]
     loops: list[WalkedLoop] = [*program.graph.epochs, *steps]
     for index, loop in enumerate(loops):
         what = "epoch" if isinstance(loop, EpochLoop) else "step"
-        earlier = (each for each in loops[:index] if _reaches(program, each, loop))
-        if (turn := _turn_again(program, loop)) is not None:
+        turn = _turn_again(program, loop)
+        earlier = [each for each in loops[:index] if _reaches(program, each, loop)]
+        if turn is not None:
             message = (
-                f"{what} loop inside the loop at line {getattr(turn, 'lineno', 0)} "
-                "with the same bound each time; the bound is a total, so only the "
-                f"first turn {'trains' if what == 'epoch' else 'takes steps'}"
+                f"the bound of this {what} loop is a total: only the first turn of the "
+                f"loop at line {getattr(turn, 'lineno', 0)} has any {what}s"
             )
-        elif (first := next(earlier, None)) is not None:
+        elif earlier:
             message = (
                 f"the bound of this {what} loop is a total, and the loop at line "
-                f"{first.line} reaches it already"
+                f"{earlier[0].line} reaches it already"
             )
         else:
             continue
@@ -99,13 +54,13 @@ def _bounds(program: Walked) -> Iterator[Finding]:
 
 
 def _total(loop: WalkedLoop) -> int | None:
-    """Return a loop's constant bound, if it stands where its turns can be counted."""
+    """Return a loop's constant bound, if its turns can be counted where it stands."""
     bound: Value | None = None
     if isinstance(loop, EpochLoop):
         bound = loop.bound_value if loop.epoch is None else None
     elif isinstance(loop, DataLoop) and loop.outer is None:
         bound = loop.loader.parts[0]
-    total = bound.constant if bound is not None else None  # None but of constants
+    total = bound.constant if bound is not None else None
     return total if isinstance(total, int) else None
 
 
@@ -122,47 +77,38 @@ def _turn_again(program: Walked, loop: WalkedLoop) -> ast.AST | None:
 
     A loop that is entered again only after an error continues where it was left.
     """
-    around = [loop.epoch.at] if loop.epoch is not None else []
-    turn = next(reversed((*around, *loop.turns)), None)
+    around = [*([loop.epoch.at] if loop.epoch is not None else []), *loop.turns]
     bound = loop.bound if isinstance(loop, EpochLoop) else None
     is_fixed = _total(loop) is not None or isinstance(bound, ast.Name | ast.Attribute)
-    if turn is None or not is_fixed or _may_change(loop, turn):
+    if not around or not is_fixed or _may_change(loop, bound, around[-1]):
         return None
-    handlers = [each for each in ast.walk(turn) if isinstance(each, ast.ExceptHandler)]
-    handled = {id(node) for handler in handlers for node in ast.walk(handler)}
+    handled = {
+        id(node)
+        for each in ast.walk(around[-1])
+        if isinstance(each, ast.ExceptHandler)
+        for node in ast.walk(each)
+    }
     after = program.graph.forward(
         [loop.step], lambda step: id(step.node) not in handled
     )
-    return turn if any(each.node is turn for each in after) else None
+    return around[-1] if any(each.node is around[-1] for each in after) else None
 
 
-def _may_change(loop: WalkedLoop, turn: ast.AST) -> bool:
-    """Return whether a later turn of the loop around may have another bound."""
-    bound = loop.bound if isinstance(loop, EpochLoop) else None
-    nodes = list(ast.walk(turn))
-    names = [each for each in nodes if isinstance(each, ast.Name | ast.Attribute)]
-    changing = {written(each) for each in names if isinstance(each.ctx, ast.Store)}
-    is_inside = any(each is loop.at for each in nodes)
-    return written(bound or ast.Pass()) in changing or any(
-        each.id in changing or not (is_inside or each.id.isupper())
-        for each in ast.walk(bound or ast.Pass())
-        if isinstance(each, ast.Name)
-    )
-
-
-ER203 = Rule(
-    "ER203 E loops over elastic loaders that overlap",
-    help=(
-        "loop over CombinedLoader([a, b]), or over them in turn, or over one inside "
-        "each batch of the other"
-    ),
-)
-
-
-ER207 = Rule(
-    "ER207 W iterator of a loader that does not fit the position",
-    help="loop with `for x, y in loader.batches(n):`",
-)
+def _may_change(loop: WalkedLoop, bound: ast.expr | None, turn: ast.AST) -> bool:
+    """Return whether later turns of the loop around may have another bound."""
+    if bound is None:
+        return False
+    inside = list(ast.walk(turn))
+    changed = {
+        written(each)
+        for each in inside
+        if isinstance(each, ast.Name | ast.Attribute)
+        and isinstance(each.ctx, ast.Store)
+    }
+    names = {each.id for each in ast.walk(bound) if isinstance(each, ast.Name)}
+    is_given = loop.at not in inside  # to a function, in variables of its own
+    own = {each for each in names if not each.isupper()} if is_given else set()
+    return bool(changed & {written(bound), *names} or own)
 
 
 def _iterators(program: Walked) -> Iterator[Finding]:
@@ -170,46 +116,14 @@ def _iterators(program: Walked) -> Iterator[Finding]:
         if sum(len(elastic_loaders_in(each)) for each in event.given.args) >= 2:
             message = "zip of elastic loaders: a job cannot resume two loops at once"
             yield program.finding(ER203, event, message)
-    yield from _first_batches(program)
-    yield from _cycles(program)
-    yield from _cut(program)
-    yield from _asked(program)
-
-
-def _first_batches(program: Walked) -> Iterator[Finding]:
-    """Yield each `next(iter(loader))` outside of a batch; in one it ends at once."""
-    for event in program.events("asked"):
-        source, node = event.value, event.at
-        is_inline = (
-            isinstance(node, ast.Call)
-            and bool(node.args)
-            and isinstance(node.args[0], ast.Call)
-        )
-        if source is None or source.kind != "iterator" or not is_inline:
-            continue
-        loop = event.step.loop
-        around = [loop, *loop.around()] if loop is not None and loop.sure else []
-        loaders = elastic_loaders_in(source)
-        if any(each.loader in loaders for each in around):
-            message = "next(iter(loader)) in the body of a loop over the same loader"
-        elif loaders and not around and len(event.given.args) < 2:
-            message = "next(iter(loader)) begins a loop that a restart skips"
-        else:
-            continue
-        yield program.finding(ER204, event, message)
-
-
-def _cycles(program: Walked) -> Iterator[Finding]:
     for event in program.events("iterated"):
         name = written(event.at.func) if isinstance(event.at, ast.Call) else ""
-        if event.value is None or not name.endswith("cycle"):
-            continue
-        if elastic_loaders_in(event.value):
-            message = (
-                "cycle() of an elastic loader repeats the batches that it has kept, "
-                "after a restart only those since then"
-            )
+        is_elastic = event.value is not None and elastic_loaders_in(event.value)
+        if is_elastic and name.endswith("cycle"):
+            message = "cycle() repeats only what it has seen since the last restart"
             yield program.finding(ER207, event, message)
+    yield from _cut(program)
+    yield from _asked(program)
 
 
 def _cut(program: Walked) -> Iterator[Finding]:
@@ -222,8 +136,8 @@ def _cut(program: Walked) -> Iterator[Finding]:
             name = written(call.func) if isinstance(call, ast.Call) else ""
             if name.endswith("islice") or (name == "zip" and "range(" in written(call)):
                 message = (
-                    f"{name}() around an elastic loader begins anew when the "
-                    "interrupted loop continues, so that it delivers more batches"
+                    f"{name}() counts from 0 again when the interrupted loop goes on, "
+                    "which then delivers more batches"
                 )
                 yield program.finding(ER207, loop, message, doubts=doubts(loop))
                 break
@@ -231,125 +145,83 @@ def _cut(program: Walked) -> Iterator[Finding]:
 
 def _asked(program: Walked) -> Iterator[Finding]:
     """Yield iterators that are asked where they cannot go on after a restart."""
-    kept: list[tuple[Event, Value, Step]] = []  # with the loader, and where it was made
     for event in program.events("asked"):
-        source = event.value
-        if source is None or source.kind != "iterator":
+        source, loop = event.value, event.step.loop
+        loaders = elastic_loaders_in(source) if source is not None else []
+        if source is None or source.kind != "iterator" or not loaders:
             continue
         made = program.graph.steps[source.made_at]
-        loaders = elastic_loaders_in(source)
-        if loaders and made is not event.step:
-            kept.append((event, loaders[0], made))
-    seen: set[tuple[int, str]] = set()
-    for event, loader, made in kept:
-        if event.value is not None and event.value.name == "cycle":
-            continue  # Of it ER207 speaks, where it is made.
-        message = _overlap(program, event, loader, made, kept)
-        rule, where = ER203, Spot(event.at, event.step)
-        if not message and event.step.loop is None:
-            message = _begun_anew(program, event, made)
-            rule, where = ER207, Spot(made.node, made)
-        if message and (id(where.at), message) not in seen:
-            seen.add((id(where.at), message))
-            yield program.finding(rule, where, message, doubts=doubts(loader))
-
-
-def _overlap(
-    program: Walked,
-    event: Event,
-    loader: Value,
-    made: Step,
-    kept: list[tuple[Event, Value, Step]],
-) -> str:
-    """Return in words which other loop is open where an iterator is asked."""
-    loop = event.step.loop
-    if loop is not None and loop.sure and not made.is_in(loop):
-        return (
-            f"iterator of another loop goes on in the loop over {loop.text} at line "
-            f"{loop.line}; a job cannot resume two loops at once"
-        )
-    for other, another, _ in kept if loop is None else ():
-        if (
-            another is not loader
-            and _goes_on(program, event, other, another)
-            and _goes_on(program, other, event, loader)
-        ):
-            return (
-                "iterators of two elastic loaders are asked in turns: a job cannot "
-                "resume two loops at once"
+        rule, where, message = ER207, Spot(event.at, event.step), ""
+        if made is event.step and len(event.given.args) < 2 and loop is None:
+            message = (
+                "next(iter(loader)) begins a loop; after a restart that loop is "
+                "finished, and `next` raises StopIteration"
             )
-    return ""
+        elif source.name == "cycle" or made is event.step:
+            continue
+        elif loop is None:
+            where, message = Spot(made.node, made), _begun_anew(program, event, made)
+        elif loop.sure and not made.is_in(loop):
+            rule = ER203
+            message = (
+                f"iterator of another loop goes on in the loop over {loop.text} at "
+                f"line {loop.line}; a job cannot resume two loops at once"
+            )
+        if message:
+            yield program.finding(rule, where, message, doubts=doubts(loaders[0]))
 
 
 def _begun_anew(program: Walked, event: Event, made: Step) -> str:
     """Return in words what around an iterator does not know where it was."""
     if event.step.epoch is not made.epoch:
         return "iterator of an elastic loader kept over epochs"
-    counted = {id(each.at) for each in program.events("counted")}
+    counted = {event.at for event in program.events("counted")}
     for turn in event.turns:
-        is_counting = id(turn) in counted or _counts(turn)
-        if not isinstance(turn, ast.For) or not is_counting:
-            continue
-        if not any(node is made.node for node in ast.walk(turn)):
+        is_range = isinstance(turn, ast.For) and (turn in counted or _counts(turn))
+        if is_range and not any(node is made.node for node in ast.walk(turn)):
             return (
-                "iterator of an elastic loader asked in the range() at line "
-                f"{turn.lineno}, which begins anew after a restart"
+                f"the range() at line {getattr(turn, 'lineno', 0)} begins again after "
+                "a restart, and asks this iterator for too many batches"
             )
     return ""
 
 
-def _goes_on(program: Walked, one: Event, other: Event, loader: Value) -> bool:
-    """Return whether another loader's iterator may be asked next, not made anew."""
-    remade = {
-        event.step
-        for event in program.events("iterated")
-        if event.value is not None and loader in elastic_loaders_in(event.value)
-    }
-    reached = program.graph.forward([one.step], lambda step: step not in remade)
-    return other.step in reached
-
-
-ER002 = Rule(
-    "ER002 W looks elastic, but the epoch loop is range()",
-    help="write `for epoch in remaining_epochs_until(n):`",
-)
-
-
 def _ranges(program: Walked) -> Iterator[Finding]:
-    counted = {id(event.at) for event in program.events("counted")}
+    """Yield plain loops around loops over loaders, or steps, that begin at 0 again."""
+    counted = {event.at for event in program.events("counted")}
     # What is around whole loops of epochs is no loop of epochs itself.
     seen = {turn for epoch in program.graph.epochs for turn in epoch.turns}
     for loop in program.graph.loops:
-        if loop.loader.kind != "loader" or not loop.turns or not loop.sure:
+        turn = next(iter(loop.turns), None)
+        is_outside = loop.sure and loop.epoch is None and loop.loader.kind == "loader"
+        if turn is None or turn in seen or not is_outside:
             continue
-        if loop.epoch is not None:
-            continue
-        turn = loop.turns[0]
-        if turn in seen or not (_counts(turn) or id(turn) in counted):
-            continue
-        seen.add(turn)
-        step = next(each for each in program.graph.steps if each.node is turn)
-        message = (
-            "epoch loop by `while`: a restart does not enter it where it was left"
-            if isinstance(turn, ast.While)
-            else "epoch loop over range(): every restart begins again at epoch 0"
-        )
-        yield program.finding(ER002, Spot(turn, step), message)
+        if turn in counted or _counts(turn):
+            seen.add(turn)
+            message = (
+                "epoch loop by `while`: a restart does not enter it where it was left"
+                if isinstance(turn, ast.While)
+                else "epoch loop over range(): every restart begins again at epoch 0"
+            )
+            yield program.finding(ER002, _head(program, turn), message)
     asking = {turn for event in program.events("asked") for turn in event.turns}
     for event in program.events("trained", role="optimizer"):
         is_outside = event.step.epoch is None and event.step.loop is None
-        if not (is_outside and event.registered and event.turns):
+        if not is_outside or not event.registered or not event.turns:
             continue
-        if (turn := event.turns[0]) in seen or asking & set(event.turns):
-            continue
-        seen.add(turn)
-        message = (
-            "training loop without a boundary: it is never saved or stopped in its "
-            "middle, and a restart begins it again"
-        )
-        step = next(each for each in program.graph.steps if each.node is turn)
-        help_text = "loop over remaining_steps_until(n), or over a loader"
-        yield program.finding(ER002, Spot(turn, step), message, help_text=help_text)
+        if event.turns[0] not in seen and not asking & set(event.turns):
+            seen.add(event.turns[0])
+            message = (
+                "training loop without a boundary: the job neither saves nor stops "
+                "before its end, and a restart begins it again"
+            )
+            help_text = "loop over remaining_steps_until(n), or over a loader"
+            where = _head(program, event.turns[0])
+            yield program.finding(ER002, where, message, help_text=help_text)
+
+
+def _head(program: Walked, turn: ast.AST) -> Spot:
+    return Spot(turn, next(e for e in program.graph.steps if e.node is turn))
 
 
 def _counts(turn: ast.AST) -> bool:
@@ -359,4 +231,4 @@ def _counts(turn: ast.AST) -> bool:
     return "range(" in text or "count(" in text
 
 
-CHECKS = (_nested, _bounds, _iterators, _ranges)
+CHECKS = (_bounds, _iterators, _ranges)

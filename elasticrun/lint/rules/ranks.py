@@ -1,28 +1,46 @@
-"""ER401 to ER403, ER208, ER210: what all replicas do together, and how they stop."""
+"""ER208, ER210, ER212, ER401 to ER403: what replicas do together, and how they stop."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from elasticrun.lint import catalog
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop, Guard, Spot, Step, WalkedLoop
 from elasticrun.lint.naming import STOPS, last_name, named, written
-from elasticrun.lint.program import (
-    Walked,
-    doubts,
-    in_words,
-    is_checked,
-    is_once,
-    keywords_of,
-)  # fmt: skip
-from elasticrun.lint.rules.effects import only_reads
+from elasticrun.lint.program import Walked, doubts, in_words, is_checked, is_once
+from elasticrun.lint.rules.effects import missing_keys, only_reads
 from elasticrun.lint.rules.files import is_made_just_before
 from elasticrun.lint.values import UNFIXED, taints_of
 from elasticrun.lint.walk.frames import Function
+
+ER208 = Rule(
+    "ER208 E whether a loop runs depends on rank, random numbers or time",
+    help="let the epoch's number or a saved value decide, or use request_stop()",
+)
+ER210 = Rule(
+    "ER210 E handler swallows the stop",
+    help="catch Exception, or raise again",
+)
+ER212 = Rule(
+    "ER212 W signal handler in the place of the stop",
+    help="leave the signal to elasticrun, or let the handler call request_stop()",
+)
+ER401 = Rule(
+    "ER401 E collective, checkpoint or loop under an unbalanced rank test",
+    help="let all replicas come to it; test the rank only around what one does",
+)
+ER402 = Rule(
+    "ER402 E State or loader created conditionally",
+    help="create it before the first loop, in every start and on every replica",
+)
+ER403 = Rule(
+    "ER403 W all replicas write one path, or send one message",
+    help="do it on rank 0 only (`if rank() == 0:`), or put the rank into the name",
+)
 
 _CHANGING = frozenset(("rank", "random", "time", "entropy", "generation", "exists"))
 
@@ -31,35 +49,21 @@ def _rank_guard(step: Step) -> Guard | None:
     return next((each for each in step.guards if "rank" in each.taints), None)
 
 
-ER401 = Rule(
-    "ER401 E collective, checkpoint or loop under an unbalanced rank test",
-    help=(
-        "let all replicas come to it, and test the rank only around what one does alone"
-    ),
-)
-
-
 def _collectives(program: Walked) -> Iterator[Finding]:
-    guarded: dict[tuple[str, int], set[tuple[int, bool]]] = {}
     events = program.events("collective")
-    for event in events:
-        guard = _rank_guard(event.step)
-        if guard is not None:
-            key = (event.name, id(guard.function))
-            guarded.setdefault(key, set()).add((guard.number, guard.holds))
-    for event in events:
-        guard = _rank_guard(event.step)
-        if guard is None:
-            continue
-        key = (event.name, id(guard.function))
-        if len(guarded[key]) > 1:
-            continue  # another branch, or the opposite test, has it as well
-        message = (
-            f"{event.name} is collective, and runs only where the test at line "
-            f"{_line(guard)} holds; the other replicas wait"
-        )
-        at = _where_decided(program, event, guard)
-        yield program.finding(ER401, at, message)
+    found = [(event, guard) for event in events if (guard := _rank_guard(event.step))]
+    guarded: dict[tuple[str, ast.AST], set[tuple[int, bool]]] = defaultdict(set)
+    for event, guard in found:
+        guarded[event.name, guard.function].add((guard.number, guard.holds))
+    for event, guard in found:
+        # Otherwise another branch, or the opposite test, has it as well.
+        if len(guarded[event.name, guard.function]) == 1:
+            message = (
+                f"{event.name} is collective, and runs only where the test at line "
+                f"{_line(guard)} holds; the other replicas wait"
+            )
+            at = _where_decided(program, event, guard)
+            yield program.finding(ER401, at, message)
 
 
 def _line(guard: Guard) -> int:
@@ -94,12 +98,6 @@ def _loops(program: Walked) -> Iterator[Finding]:
         yield program.finding(ER401, at, message, doubts=doubts(loop))
 
 
-ER402 = Rule(
-    "ER402 E State or loader created conditionally",
-    help="create it before the first loop, in every start and on every replica",
-)
-
-
 def _states(program: Walked) -> Iterator[Finding]:
     events = program.events("state")
     branches = {
@@ -107,40 +105,29 @@ def _states(program: Walked) -> Iterator[Finding]:
         for event in events
         for guard in event.step.guards
     }
-    deciding = {
-        guard.number
-        for loop in program.graph.loops
-        for guard in (loop.step.guards if loop.is_elastic else ())
-    }
+    # Of an evaluation under a test ER401 and ER208 speak.
+    elastic = [each for each in program.graph.loops if each.is_elastic]
+    deciding = {guard.number for loop in elastic for guard in loop.step.guards}
     for event in events:
         name, step = event.name, event.step
-        # What both branches make is made in any case.
-        taints = frozenset().union(
-            *(
-                guard.taints
-                for guard in step.guards
-                if (name, guard.number, not guard.holds) not in branches
-                # Of an evaluation under a test ER401 and ER208 speak.
-                and not (name == "Accumulator" and guard.number in deciding)
-            )
-        )
-        if taints & _CHANGING:
-            message = f"{name} is created under a condition that may differ"
+        is_sum = name == "Accumulator"
+        guards = [
+            guard
+            for guard in step.guards
+            # What both branches make is made in any case.
+            if (name, guard.number, not guard.holds) not in branches
+            and not (is_sum and guard.number in deciding)
+        ]
+        if any(guard.taints & _CHANGING for guard in guards):
+            message = f"{name} is created under a condition that may not always hold"
             yield program.finding(ER402, event, message)
-        elif step.epoch and not step.loop and not is_once(step):
-            if name == "Accumulator":
-                continue
+        elif step.epoch and not step.loop and not is_once(step) and not is_sum:
             message = (
-                f"{name} is created in the epoch loop, again in each epoch that is "
-                "not skipped"
+                f"{name} is created in each epoch, but a restart skips finished ones"
             )
             yield program.finding(ER402, event, message)
 
 
-ER403 = Rule(
-    "ER403 W all replicas write one path, or send one message",
-    help="do it on rank 0 only (`if rank() == 0:`), or put the rank into the name",
-)
 _OF_ONE_PROCESS = re.compile(
     r"rank|BytesIO|StringIO|\bis_main|state_dict_type|"
     r"[(, ](?:f|fp|fh|fout|file|fileobj|buf|buffer|stream|handle)\)"
@@ -158,11 +145,11 @@ def _paths(program: Walked) -> Iterator[Finding]:
         if event.what == "sent":
             is_said = program.replayed(event) or program.is_before_epochs(event)
             if not is_said and event.role != "program" and not only_reads(event):
-                text = "every replica does this"
+                text = "every replica sends this"
                 yield program.finding(ER403, event, text)
         elif event.what == "moved":
             if _is_moved_by_all(program, event):
-                text = "every replica moves this path, and all but the first miss it"
+                text = "every replica moves this file, and only the first one finds it"
                 yield program.finding(ER403, event, text)
         elif not _is_own_path(event) and _is_written(event, zone):
             # What each start writes is mostly the same on all of them.
@@ -175,26 +162,19 @@ def _paths(program: Walked) -> Iterator[Finding]:
 def _is_moved_by_all(program: Walked, event: Event) -> bool:
     """Return whether replicas move one file, where ER106 does not speak of it."""
     is_turned = any(isinstance(each, ast.For) for each in event.turns)
-    is_said = program.is_before_epochs(event) or (
-        program.replayed(event) and (is_turned or not is_checked(event.step))
-    )
-    moves = event.name.endswith((".rename", ".replace", ".move"))
-    return (
-        moves
-        and not (is_said or event.catching)
-        and not (_is_own_path(event) or is_made_just_before(event))
-    )
+    is_again = is_turned or not is_checked(event.step)
+    if program.is_before_epochs(event) or (program.replayed(event) and is_again):
+        return False
+    is_own = event.catching or _is_own_path(event) or is_made_just_before(event)
+    return event.name.endswith((".rename", ".replace", ".move")) and not is_own
 
 
 def _trackers(program: Walked) -> Iterator[Finding]:
     """Yield trackers that all replicas make; of runs without an id ER110 speaks."""
     for event in program.events("made", role="tracker"):
         is_alone = _rank_guard(event.step) is not None or "rank" in written(event.at)
-        keys = catalog.TRACKER_KEYS.get(event.name)
-        is_said = keys is not None and not keywords_of(event.at) & {None, *keys}
-        if is_alone or is_said or "adaptdl" in event.step.module.text:
-            continue
-        if program.zone(event.step):
+        is_said = missing_keys(event) or "adaptdl" in event.step.module.text
+        if program.zone(event.step) and not is_alone and not is_said:
             message = f"every replica makes a {event.name.rpartition('.')[2]} here"
             yield program.finding(ER403, event, message)
 
@@ -218,17 +198,10 @@ def _is_written(event: Event, zone: str) -> bool:
 _UNCERTAIN = UNFIXED | {"rank"}
 
 
-ER208 = Rule(
-    "ER208 E whether a loop runs depends on rank, random numbers or time",
-    help="let the epoch's number or a saved value decide, or use request_stop()",
-)
-
-
 def _uncertain(program: Walked) -> Iterator[Finding]:
-    loops: list[WalkedLoop] = [*program.graph.loops, *program.graph.epochs]
+    elastic = [each for each in program.graph.loops if each.is_elastic]
+    loops: list[WalkedLoop] = [*elastic, *program.graph.epochs]
     for loop in loops:
-        if isinstance(loop, DataLoop) and not loop.is_elastic:
-            continue
         uncertain = _uncertain_of(loop.step.guards)
         if isinstance(loop, DataLoop):
             uncertain -= {"rank"}  # of which ER401 speaks
@@ -241,19 +214,15 @@ def _uncertain(program: Walked) -> Iterator[Finding]:
             )
             yield program.finding(ER208, at, message, doubts=doubts(loop))
     for event in program.events("left"):
-        loop_left = event.loop
-        if loop_left is None:
+        if event.loop not in loops:
             continue
-        if isinstance(loop_left, DataLoop) and not loop_left.is_elastic:
-            continue
-        inner = event.step.guards[len(loop_left.step.guards) :]
+        inner = event.step.guards[len(event.loop.step.guards) :]
         what = in_words(_uncertain_of(inner))
-        if not what:
-            is_own = any("batch" in guard.taints for guard in inner)
-            what = "this replica's part of the batch" if is_own else ""
+        if not what and any("batch" in guard.taints for guard in inner):
+            what = "this replica's part of the batch"
         if what:
             message = (
-                f"whether the loop at line {loop_left.line} goes on depends on {what}"
+                f"whether the loop at line {event.loop.line} goes on depends on {what}"
             )
             yield program.finding(ER208, event, message)
 
@@ -262,19 +231,20 @@ def _cut_short(program: Walked) -> Iterator[Finding]:
     """Yield breaks by which a replica takes fewer steps of a batch than others."""
     trained = program.events("trained", role="optimizer")
     for event in program.events("left"):
-        loop, turn = event.step.loop, next(reversed(event.turns), None)
-        if event.loop is not None or loop is None or not loop.sure:
+        loop = event.step.loop
+        if event.loop is not None or loop is None or not loop.sure or not event.turns:
             continue
+        turn = event.turns[-1]
         if not any(turn in e.turns and e.step.loop is loop for e in trained):
             continue
-        inside = {id(node) for node in ast.walk(turn or ast.Pass())}
+        inside = set(ast.walk(turn))
         for guard in event.step.guards:
-            if id(guard.test) in inside and "batch" in guard.taints:
+            if guard.test in inside and "batch" in guard.taints:
                 message = (
                     f"how many steps the loop at line {getattr(turn, 'lineno', 0)} "
                     "takes depends on this replica's part of the batch"
                 )
-                help_text = "let all replicas decide it: all_reduce what is asked"
+                help_text = "let all replicas decide it: all_reduce the value first"
                 at = Spot(guard.test, event.step)
                 yield program.finding(ER208, at, message, help_text=help_text)
 
@@ -283,15 +253,9 @@ def _uncertain_of(guards: Iterable[Guard]) -> frozenset[str]:
     return frozenset().union(*(guard.taints for guard in guards)) & _UNCERTAIN
 
 
-ER210 = Rule(
-    "ER210 E handler swallows the stop",
-    help="catch Exception, or raise again",
-)
-
-
 def _handlers(program: Walked) -> Iterator[Finding]:
     for event in program.events("suppressed"):
-        message = "suppress() swallows the stop, which leaves a loop as SystemExit"
+        message = "suppress() swallows the SystemExit that stops the job"
         yield program.finding(ER210, event, message)
     for event in program.events("guarded"):
         node = event.at
@@ -299,11 +263,11 @@ def _handlers(program: Walked) -> Iterator[Finding]:
         for handler in node.handlers:
             raises = any(isinstance(each, ast.Raise) for each in ast.walk(handler))
             if _catches_stop(handler) and not raises:
-                message = "handler swallows the stop, which leaves a loop as SystemExit"
+                message = "this handler swallows the SystemExit that stops the job"
                 yield program.finding(ER210, Spot(handler, event.step), message)
         for statement in node.finalbody:
             if isinstance(statement, ast.Return | ast.Continue | ast.Break):
-                message = "`finally` that leaves swallows the stop"
+                message = "leaving `finally` swallows the SystemExit that stops the job"
                 yield program.finding(ER210, Spot(statement, event.step), message)
 
 
@@ -314,10 +278,6 @@ def _catches_stop(handler: ast.ExceptHandler) -> bool:
     return not STOPS.isdisjoint(map(last_name, kinds))
 
 
-ER212 = Rule(
-    "ER212 W signal handler in the place of the stop",
-    help="leave the signal to elasticrun, or let the handler call request_stop()",
-)
 _ANNOUNCING = named("SIGHUP SIGUSR1 SIGUSR2")  # no stops where a program takes them
 _ENDING = re.compile(r"\b(?:_?exit|quit|raise|SIG_DFL|SIG_IGN)\b")
 
@@ -332,7 +292,7 @@ def _signals(program: Walked) -> Iterator[Finding]:
         is_taken = handler.kind == "func" and not _ANNOUNCING.isdisjoint(names)
         is_end = "SIGTERM" in names and _ENDING.search(text)
         if (is_taken or is_end) and "request_" not in text:
-            message = f"with this handler the job does not save and stop at {names[0]}"
+            message = f"with this handler the job does not save and stop on {names[0]}"
             yield program.finding(ER212, event, message)
 
 

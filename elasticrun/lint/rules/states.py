@@ -1,4 +1,4 @@
-"""ER303, ER306, ER107: states that are not whole, or changed again at each start."""
+"""ER107, ER303, ER306, ER311: states that lack something, or are changed again."""
 
 from __future__ import annotations
 
@@ -7,19 +7,30 @@ from collections.abc import Iterator
 
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
-from elasticrun.lint.graph import Call, Spot, Step
+from elasticrun.lint.graph import Call, Step
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts, is_once
 from elasticrun.lint.values import Class, Value
 
-_PARAMETER = "torch.nn.Parameter"
-_TAKING_ALL = frozenset(("vars", "setattr", "getattr", "super"))
-
-
+ER107 = Rule(
+    "ER107 E registered state changed again at every start",
+    help="do it before the state is registered, or once: `if once(key):`",
+)
 ER303 = Rule(
     "ER303 E field of a State missing in save or load",
     help="write and read the same fields",
 )
+ER306 = Rule(
+    "ER306 W trained object in no state",
+    help="give it to AdaptiveDataParallel(model, optimizer) or to register(...)",
+)
+ER311 = Rule(
+    "ER311 W value of one replica's own batches in Variables",
+    help="keep the sum in an Accumulator, and set this in its synchronized() block",
+)
+
+_PARAMETER = "torch.nn.Parameter"
+_TAKING_ALL = frozenset(("vars", "setattr", "getattr", "super"))
 
 
 def _states(program: Walked) -> Iterator[Finding]:
@@ -33,59 +44,50 @@ def _states(program: Walked) -> Iterator[Finding]:
 
 
 def _fields(program: Walked, cls: Class) -> Iterator[Finding]:
+    """Yield fields of a state that `save` and `load` do not both have."""
     save, load = cls.methods.get("save"), cls.methods.get("load")
-    if save is None or load is None:
-        return
     saved, loaded = _touched(save), _touched(load)
-    if saved is None or loaded is None:
+    if save is None or load is None or saved is None or loaded is None:
         return
-    step = next(
-        (each for each in program.graph.steps if each.module is cls.module), None
-    )
-    if step is None:
-        return
+    changed = {
+        event.name
+        for event in program.events("changed")
+        if event.value is not None and event.value.cls is cls
+    }
     constructor = cls.methods.get("__init__")
-    own = stored(constructor) if constructor is not None else set()
-    changed = _changed_fields(program, cls)
-    name = cls.node.name
-    for field in sorted(own):
+    for field in sorted(stored(constructor) if constructor is not None else ()):
+        at = save
         if field in saved and field not in loaded:
-            text = f"{name}.{field} is saved, but load does not set it"
-            yield program.finding(ER303, Spot(load, step), text)
+            at, text = load, "is saved, but load does not set it"
         elif field in loaded and field not in saved:
-            text = f"{name}.{field} is set by load, but save does not write it"
-            yield program.finding(ER303, Spot(save, step), text)
+            text = "is set by load, but save does not write it"
         elif field in changed and field not in saved:
-            text = f"{name}.{field} changes, but save does not write it"
-            yield program.finding(ER303, Spot(save, step), text)
+            text = "changes, but save does not write it"
+        else:
+            continue
+        where = program.spot_in(cls, at)
+        yield program.finding(ER303, where, f"{cls.node.name}.{field} {text}")
 
 
 def _left_out(program: Walked, cls: Class) -> Iterator[Finding]:
     """Yield fields that an object updates, and its `state_dict` leaves out."""
-    save = cls.methods.get("state_dict")
-    saved = _touched(save) if save is not None else None
-    step = next(
-        (each for each in program.graph.steps if each.module is cls.module), None
-    )
-    if saved is None or step is None:
-        return
-    seen: set[str] = set()
-    for method in cls.methods.values():
-        for node in ast.walk(method):
-            target = node.target if isinstance(node, ast.AugAssign) else None
-            if not isinstance(target, ast.Attribute) or written(target.value) != "self":
-                continue
-            if target.attr not in saved | seen:
-                seen.add(target.attr)
-                text = (
-                    f"{cls.node.name}.{target.attr} changes, but state_dict does not "
-                    "write it"
-                )
-                yield program.finding(ER303, Spot(node, step), text)
+    saved = _touched(cls.methods.get("state_dict"))
+    updates = {
+        field: node
+        for method in cls.methods.values()
+        for node in ast.walk(method)
+        if isinstance(node, ast.AugAssign)
+        for field in field_of(node.target)
+    }
+    for field in updates.keys() - saved if saved is not None else ():
+        text = f"{cls.node.name}.{field} changes, but state_dict does not write it"
+        yield program.finding(ER303, program.spot_in(cls, updates[field]), text)
 
 
-def _touched(function: ast.AST) -> set[str] | None:
+def _touched(function: ast.AST | None) -> set[str] | None:
     """Return the fields that a method reads or sets; None if it takes all of them."""
+    if function is None:
+        return None
     nodes = list(ast.walk(function))
     names = {each.id for each in nodes if isinstance(each, ast.Name)}
     called = {each.func for each in nodes if isinstance(each, ast.Call)}
@@ -108,48 +110,35 @@ def stored(function: ast.AST) -> set[str]:
     return {each.attr for each in fields if isinstance(each.ctx, ast.Store)}
 
 
-def _changed_fields(program: Walked, cls: Class) -> set[str]:
-    """Return the fields that the program changes after the constructor."""
-    found: set[str] = set()
-    for name, function in cls.methods.items():
-        if name in ("__init__", "load", "save", "sync"):
-            continue
-        found |= stored(function)
-    for event in program.events("changed"):
-        if event.value is not None and event.value.cls is cls:
-            found.add(event.name)
-    return found
+def field_of(node: ast.expr) -> set[str]:
+    """Return the field that is changed by a change of `self.field` or its items."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    if not isinstance(node, ast.Attribute) or written(node.value) != "self":
+        return set()
+    return {node.attr}
 
 
-ER306 = Rule(
-    "ER306 W trained object in no state",
-    help=(
-        "give it to AdaptiveDataParallel(model, optimizer, scheduler) or register(...)"
-    ),
-)
+_TRAINED = {
+    "optimizer": "optimizer",
+    "scheduler": "LR scheduler",
+    "scaler": "gradient scaler",
+    "ema": "averaged model",
+}
 
 
 def _unregistered(program: Walked) -> Iterator[Finding]:
-    if not program.graph.epochs and not program.graph.loops:
-        return
-    kinds = {
-        "optimizer": "optimizer",
-        "scheduler": "LR scheduler",
-        "scaler": "gradient scaler",
-        "ema": "averaged model",
-    }
     seen: set[int] = set()
     covered = _covered(program)
-    has_unseen = bool(program.events("unseen states"))
-    for event in program.events("trained"):
-        value, what = event.value, kinds.get(event.role)
-        is_inside = event.step.epoch is not None or event.step.loop is not None
-        if value is None or what is None or not is_inside or has_unseen:
-            continue
-        if value.uid in seen or not value.sure or value.kind == "unknown":
+    for event in [] if program.events("unseen states") else program.events("trained"):
+        value, what = event.value, _TRAINED.get(event.role)
+        is_outside = event.step.epoch is None and event.step.loop is None
+        if value is None or what is None or is_outside or not value.sure:
             continue
         if value.made_at >= 0 and program.made(value).step.loop is not None:
             continue  # It is of one batch.
+        if value.uid in seen:
+            continue
         seen.add(value.uid)
         if value.uid in covered or value.node is None or value.made_at < 0:
             continue
@@ -157,9 +146,8 @@ def _unregistered(program: Walked) -> Iterator[Finding]:
         if any(is_saved(each, depth=0) for each in averages if each.is_model):
             continue
         message = (
-            f"this {what} is trained (line "
-            f"{getattr(event.at, 'lineno', 0)}) and in no state: a restart begins "
-            "with a new one"
+            f"this {what} is trained (line {getattr(event.at, 'lineno', 0)}) and in no "
+            "state: a restart begins with a new one"
         )
         yield program.finding(ER306, program.made(value), message)
     yield from _unregistered_models(program, seen, covered)
@@ -206,15 +194,12 @@ def _trained_models(
             for model in _models_of(optimizer):
                 yield model, optimizer, event
     for event in program.events("trained"):
-        moved = event.value
-        is_copied = event.role == "loaded" and event.how == "copied"
-        is_trained = event.step.loop is not None and (
-            is_copied or (event.role == "weights" and event.step.epoch is not None)
-        )
-        is_trained |= is_copied and program.zone(event.step) == "C"
-        if moved is None or not is_trained or moved.in_epoch:
+        moved, step = event.value, event.step
+        if moved is None or moved.in_epoch or not moved.is_model:
             continue
-        if moved.is_model:
+        is_copied = event.role == "loaded" and event.how == "copied"
+        is_moved = event.role == "weights" and step.epoch and step.loop
+        if is_moved or (is_copied and (step.loop or program.zone(step) == "C")):
             yield moved, moved, event
 
 
@@ -271,34 +256,26 @@ def _copies(program: Walked) -> Iterator[Finding]:
         if copy.is_handed_on or copy in changed:
             continue
         message = (
-            "this copy is in no state, and each start makes it of what the checkpoint "
-            "has: after a restart it is one of the trained model"
+            "this copy is in no state: a restart makes it again, of the model that "
+            "the checkpoint has"
         )
         help_text = "copy it before AdaptiveDataParallel, which loads the checkpoint"
         yield program.finding(ER306, event, message, help_text=help_text)
 
 
-# What happens to what is trained, and what each start does.
-_STEPPED = {
-    "scheduler": ("LR scheduler stepped", "steps it again"),
-    "optimizer": ("optimizer stepped", "steps it again"),
-    "scaler": ("gradient scaler updated", "updates it again"),
-    "ema": ("averaged weights updated", "updates them again"),
-    "average": ("averaged weights updated", "updates them again"),
-    "weights": ("weights changed", "changes them again"),
-    "loaded": ("state loaded", "replaces what the checkpoint has"),
-}
-_CHANGED = {
-    "update": ("updated from its own value", "updates it again"),
-    "grow": ("grows", "adds to it again"),
+# What happens to what is trained, and to fields of it.
+_DONE = {
+    "scheduler": "LR scheduler stepped",
+    "optimizer": "optimizer stepped",
+    "scaler": "gradient scaler updated",
+    "ema": "averaged weights updated",
+    "average": "averaged weights updated",
+    "weights": "weights changed",
+    "loaded": "state loaded over that of the checkpoint",
+    "update": "updated from its own value",
+    "grow": "added to",
 }
 _APPLYING = ("init", "reset", "weight", "prune", "noise", "reinit")
-
-
-ER107 = Rule(
-    "ER107 E registered state changed again at every start",
-    help="do it before the state is registered, or once: `if once(key):`",
-)
 
 
 def _changes(program: Walked) -> Iterator[Finding]:
@@ -309,31 +286,26 @@ def _changes(program: Walked) -> Iterator[Finding]:
         is_again = program.replayed(event) or event.step in program.zones.between
         if is_unseen and is_again:
             message = (
-                "weights replaced through .data in replayed code, which the end of "
-                "the replay does not see, and so not undo"
+                "weights replaced through .data in replayed code: the job cannot see "
+                "it, and so does not undo it"
             )
             yield program.finding(ER107, event, message)
-        elif _is_done_again(program, event):
-            what, again = _STEPPED[event.role]
-            yield _finding(program, event, what, again, doubts(event.value))
+        else:
+            unsure = doubts(event.value)
+            yield from _done_again(program, event, _DONE[event.role], unsure)
     for event in program.events("changed"):
-        if event.how != "set" and _is_done_again(program, event):
-            how, again = _CHANGED[event.how]
+        if event.how != "set":
+            what = f"`{event.text}` is saved, and {_DONE[event.how]}"
             # A counter of starts is meant to change.
-            yield _finding(
-                program, event, f"`{event.text}` is saved, and {how}", again, 1
-            )
+            yield from _done_again(program, event, what, 1)
 
 
-def _is_done_again(program: Walked, event: Event) -> bool:
-    return event.registered and program.is_kept_at_start(event)
-
-
-def _finding(
-    program: Walked, event: Event, what: str, again: str, unsure: int
-) -> Finding:
-    message = f"{what} in zone P, after registration; every restart {again}"
-    return program.finding(ER107, event, message, doubts=unsure)
+def _done_again(
+    program: Walked, event: Event, what: str, unsure: int
+) -> Iterator[Finding]:
+    if event.registered and program.is_kept_at_start(event):
+        message = f"{what} in zone P, after registration; every restart does it again"
+        yield program.finding(ER107, event, message, doubts=unsure)
 
 
 def _changes_weights(node: ast.AST) -> bool:
@@ -342,63 +314,6 @@ def _changes_weights(node: ast.AST) -> bool:
         return False
     text = written(node.args[0]).lower()
     return any(word in text for word in _APPLYING)
-
-
-ER310 = Rule(
-    "ER310 E two states of one name",
-    help="give one of them another name=",
-)
-
-
-def _alike(program: Walked) -> Iterator[Finding]:
-    """Yield states whose name one has that was made before."""
-    named: list[tuple[str, Event]] = []
-    for event in program.events("state"):
-        later: set[str] = set()
-        step = event.step
-        is_around = step.epoch is not None or step.loop is not None  # ER402 speaks
-        is_again = not is_around and step in program.graph.forward([step])
-        for name in _names_of(event):
-            for known, other in named:
-                if known == name and _follows(program, event, other):
-                    later.add(f"{name!r} (line {other.step.line})")
-            if is_again:
-                later.add(f"{name!r} (in an earlier turn)")
-            named.append((name, event))
-        if later:
-            message = f"a state is called {', '.join(sorted(later))} already"
-            yield program.finding(ER310, event, message)
-
-
-def _names_of(event: Event) -> list[str]:
-    """Return the names of the states that a call makes, as far as they are known."""
-    args, keywords = event.given.args, event.given.keywords
-    if event.name == "register":
-        return [each for each in keywords if not each.startswith("**")]
-    defaults = {"AdaptiveDataParallel": "model", "Variables": "variables"}
-    if event.name not in defaults:
-        return []
-    given = keywords.get("name")
-    name = defaults[event.name] if given is None else given.constant
-    if not isinstance(name, str) or event.name == "Variables":
-        return [name] if isinstance(name, str) else []
-    prefix = "" if name == "model" else f"{name}."
-    optimizer = keywords.get("optimizer") or next(iter(args[1:]), None)
-    has_one = optimizer is not None and optimizer.kind not in ("const", "list", "tuple")
-    return [name, f"{prefix}optimizer"] if has_one else [name]
-
-
-def _follows(program: Walked, event: Event, other: Event) -> bool:
-    """Return whether one state is made where another one is there for certain."""
-    own, before = set(event.step.guards), set(other.step.guards)
-    is_certain = own <= before or before <= own
-    return is_certain and event.step in program.graph.forward([other.step])
-
-
-ER311 = Rule(
-    "ER311 W value of one replica's own batches in Variables",
-    help="keep the sum in an Accumulator, and what its synchronized() block gives here",
-)
 
 
 def _own_values(program: Walked) -> Iterator[Finding]:
@@ -412,17 +327,17 @@ def _own_values(program: Walked) -> Iterator[Finding]:
             if event.step.epoch is None and loop is None:
                 continue
             message = (
-                f"`{event.text}` is set on some replicas only, so that the others have "
-                "another value than the checkpoint"
+                f"`{event.text}` is set on some replicas only; the others keep another "
+                "value"
             )
-            help_text = "set it on all replicas, and test the rank only around effects"
+            help_text = "set it on all replicas; test the rank only around effects"
             yield program.finding(ER311, event, message, help_text=help_text)
         elif (loop or event.step.epoch) and "batch" in event.taints:
             message = (
-                f"`{event.text}` gets what this replica's part of the batches gives; a "
-                "checkpoint has that of rank 0, and gives it to all"
+                f"`{event.text}` depends on this replica's own part of the batches; a "
+                "restart gives all replicas the value of rank 0"
             )
             yield program.finding(ER311, event, message, doubts=doubts(loop))
 
 
-CHECKS = (_states, _unregistered, _copies, _changes, _alike, _own_values)
+CHECKS = (_states, _unregistered, _copies, _changes, _own_values)

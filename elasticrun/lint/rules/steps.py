@@ -1,4 +1,4 @@
-"""ER305, ER308, ER309: what depends on how a step's batch is cut."""
+"""ER305, ER308, ER309, ER312, ER313: what depends on how a step's batch is cut."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from elasticrun.lint.finding import Finding, Rule
-from elasticrun.lint.graph import Spot
+from elasticrun.lint.graph import Spot, Step
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
 from elasticrun.lint.values import Arguments, Value
@@ -16,10 +16,25 @@ ER305 = Rule(
     "ER305 W gradient accumulation by hand",
     help="give the loader the batch size of a whole step, and max_local_batch_size=",
 )
+ER308 = Rule(
+    "ER308 W averaged weights updated once a micro-batch",
+    help="put it behind `if loader.is_step:`",
+)
+ER309 = Rule(
+    "ER309 W loss that is no mean over samples",
+    help='give the loss to model.weigh(loss, count=...), or a sum reduction="sum"',
+)
+ER312 = Rule(
+    "ER312 W padding counted",
+    help="count loader.num_valid samples of a batch, or set even_batches=False",
+)
+ER313 = Rule(
+    "ER313 W sum of all replicas divided by the number of batches",
+    help="add up sums over samples, and divide by loader.num_samples",
+)
 
 
 def _accumulation(program: Walked) -> Iterator[Finding]:
-    seen: set[ast.AST] = set()
     with_backward = {
         (guard.number, guard.holds)
         for event in program.events("backward")
@@ -27,15 +42,12 @@ def _accumulation(program: Walked) -> Iterator[Finding]:
     }
     for event in program.events("trained", role="optimizer"):
         loop = event.step.loop
-        if loop is None or event.at in seen:
-            continue
-        for guard in event.step.guards[len(loop.step.guards) :]:
+        for guard in event.step.guards[len(loop.step.guards) :] if loop else ():
             is_own_turn = (guard.number, guard.holds) in with_backward
             if "modulo" in guard.taints and not is_own_turn:
-                seen.add(event.at)
                 message = (
-                    "optimizer stepped once in several batches: saves and stops are "
-                    "put off until it is"
+                    "optimizer stepped once in several batches: the job neither saves "
+                    "nor stops between them"
                 )
                 yield program.finding(ER305, Spot(guard.test, event.step), message)
                 break
@@ -44,26 +56,16 @@ def _accumulation(program: Walked) -> Iterator[Finding]:
 _AVERAGING = frozenset(("lerp_", "mul_", "add_", "in place"))
 
 
-ER308 = Rule(
-    "ER308 W averaged weights updated once a micro-batch",
-    help="put it behind `if loader.is_step:`",
-)
-
-
 def _each_micro_batch(program: Walked) -> Iterator[Finding]:
     """Yield averages that are updated in each turn of a loop with micro-batches."""
     cut = cut_loaders(program)
     for event in program.events("trained"):
-        step = event.step
-        loop = step.loop
-        if loop is None or loop.loader not in cut or event.value is None:
-            continue
-        if any("is_step" in guard.taints for guard in step.guards):
+        loop = event.step.loop
+        if loop is None or event.value is None or not in_micro_batch(event.step, cut):
             continue
         is_own = event.role == "ema" and not event.value.registered
         by_hand = event.role == "weights" and event.how in _AVERAGING
-        by_hand |= event.role == "average"
-        if is_own or by_hand:
+        if is_own or by_hand or event.role == "average":
             what = "averaged weights updated" if is_own else "weights changed by hand"
             message = (
                 f"{what} in each micro-batch of the loop over {loop.text} at line "
@@ -71,6 +73,12 @@ def _each_micro_batch(program: Walked) -> Iterator[Finding]:
             )
             at = program.called_at(event, loop.step.call)
             yield program.finding(ER308, at, message, doubts=doubts(event.value, loop))
+
+
+def in_micro_batch(step: Step, cut: set[Value | None]) -> bool:
+    """Return whether a step of a loop runs in each micro-batch of a cut loader."""
+    is_cut = step.loop is not None and step.loop.loader in cut
+    return is_cut and not any("is_step" in guard.taints for guard in step.guards)
 
 
 def cut_loaders(program: Walked) -> set[Value | None]:
@@ -85,49 +93,25 @@ def _is_cut(given: Arguments) -> bool:
     return size is not None and not (size.kind == "const" and size.constant is None)
 
 
-ER309 = Rule(
-    "ER309 W loss that is no mean over samples",
-    help=(
-        "let it go through model.weigh(loss, count=...), a sum through "
-        'model.weigh(loss, reduction="sum")'
-    ),
-)
+_UNWEIGHED = {
+    "counted": "a mean over what this part of the batch has to count, not over samples",
+    "summed": "a sum, which is divided by the number of replicas",
+    "shared": "divided by the number of replicas, as the gradients are already",
+    "paired": "of all pairs of samples in this part of the batch",
+}
 
 
 def _losses(program: Walked) -> Iterator[Finding]:
     """Yield backward passes of losses that are to be weighed, and are not."""
     names = {event.name for event in program.events("state")}
-    if "AdaptiveDataParallel" not in names:
-        return
-    seen: set[ast.AST] = set()
     for event in program.events("backward"):
         loop = event.step.loop
-        if loop is None or event.at in seen:
-            continue
-        if "counted" in event.taints:
-            what = (
-                "a mean over what this part of the batch has to count, not over samples"
-            )
-        elif "summed" in event.taints:
-            what = "a sum, which is divided by the number of replicas"
-        elif "shared" in event.taints:
-            what = "divided by the number of replicas, as the gradients are already"
-        elif "paired" in event.taints:
-            what = "of all pairs of samples in this part of the batch"
-        else:
-            continue
-        seen.add(event.at)
-        message = f"the loss is {what}; a step depends on how its batch is cut"
-        yield program.finding(ER309, event, message, doubts=doubts(loop))
+        whats = [what for key, what in _UNWEIGHED.items() if key in event.taints]
+        if loop is not None and whats and "AdaptiveDataParallel" in names:
+            message = f"the loss is {whats[0]}: a step depends on how its batch is cut"
+            yield program.finding(ER309, event, message, doubts=doubts(loop))
 
 
-ER312 = Rule(
-    "ER312 W padding counted",
-    help=(
-        "count loader.num_valid samples of a batch, which begin it, or give the loader "
-        "even_batches=False"
-    ),
-)
 _LENGTH = re.compile(r"\blen\(|\.sum\(|\.size\(|\.shape\[|\.numel\(")
 
 
@@ -155,23 +139,17 @@ def _padding(program: Walked) -> Iterator[Finding]:
             continue
         seen.add(loop.at)
         message = (
-            "this counts all samples of a batch; the last one of the loop over "
+            "this counts all samples of a batch, but the last batch of the loop over "
             f"{loop.text} at line {loop.line} may be padded"
         )
         yield program.finding(ER312, event, message, doubts=doubts(loop))
-
-
-ER313 = Rule(
-    "ER313 W sum of all replicas divided by the number of batches",
-    help="add up sums over samples, and divide by loader.num_samples",
-)
 
 
 def _quotients(program: Walked) -> Iterator[Finding]:
     """Yield means of batches that each replica adds, divided by the global batches."""
     for event in program.events("divided"):
         message = (
-            "this sum has what each replica adds in each batch, and is divided by the "
+            "every replica adds to this sum in each batch, but it is divided by the "
             "number of global batches"
         )
         yield program.finding(ER313, event, message)
@@ -180,9 +158,8 @@ def _quotients(program: Walked) -> Iterator[Finding]:
 def _is_padded(given: Arguments) -> bool:
     """Return whether a loader may have batches with padding."""
     even, drop = given.keywords.get("even_batches"), given.keywords.get("drop_last")
-    return (even is None or even.constant is not False) and (
-        drop is None or drop.constant is not True
-    )
+    is_even = even is None or even.constant is not False
+    return is_even and (drop is None or drop.constant is not True)
 
 
 CHECKS = (_accumulation, _each_micro_batch, _losses, _padding, _quotients)

@@ -7,6 +7,11 @@ from collections.abc import Iterator
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.project import Module
 
+ER001 = Rule(
+    "ER001 W unused suppression",
+    help="remove the comment",
+)
+
 
 def is_suppressed(
     finding: Finding, module: Module | None, used: set[tuple[str, int, str]]
@@ -27,12 +32,6 @@ def is_suppressed(
     return False
 
 
-ER001 = Rule(
-    "ER001 W unused suppression",
-    help="remove the comment",
-)
-
-
 def unused(module: Module, used: set[tuple[str, int, str]]) -> Iterator[Finding]:
     """Yield the suppressions of a module that have hidden nothing."""
     for line, (codes, column) in module.suppressions.items():
@@ -42,7 +41,7 @@ def unused(module: Module, used: set[tuple[str, int, str]]) -> Iterator[Finding]
             continue
         text = module.line(line)
         what = ", ".join(unused) or "anything"
-        message = f"nothing is found here for the suppression of {what}"
+        message = f"nothing is found here for this comment to suppress: {what}"
         yield Finding(
             ER001.code, ER001.severity, module.name, line, column + 1, line,
             len(text) + 1, message, "", text, "", ER001.help,

@@ -1,4 +1,4 @@
-"""ER306, ER308: tensors of modules that no checkpoint has, or that move too often."""
+"""ER306, ER308: tensors of modules that are not saved, or updated too often."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from elasticrun.lint.finding import Finding
 from elasticrun.lint.graph import Spot
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked
-from elasticrun.lint.rules.states import ER306, fields_in, stored
-from elasticrun.lint.rules.steps import ER308, cut_loaders
+from elasticrun.lint.rules.states import ER306, field_of, fields_in, stored
+from elasticrun.lint.rules.steps import ER308, cut_loaders, in_micro_batch
 
 _TENSORS = re.compile(r"^torch\.(?:zeros|ones|full|empty|rand|randn|tensor|eye)\(")
 _IN_PLACE = re.compile(r"^(?:add|sub|mul|div|lerp|copy|index_add|scatter_add)_$")
@@ -21,22 +21,22 @@ def _plain_tensors(program: Walked) -> Iterator[Finding]:
     """Yield tensors of modules that are no buffers, and that methods update."""
     for cls in program.walk.classes if program.graph.loops else ():
         constructor = cls.methods.get("__init__")
-        steps = (each for each in program.graph.steps if each.module is cls.module)
-        step = next(steps, None)
-        if cls.role != "model" or constructor is None or step is None:
+        if cls.role != "model" or constructor is None:
             continue
         others = [each for each in cls.methods.values() if each is not constructor]
         updated = _updated(others) if "get_extra_state" not in cls.methods else set()
         for node in ast.walk(constructor):
-            if isinstance(node, ast.Assign) and _TENSORS.match(written(node.value)):
-                for field in sorted(stored(node) & updated):
-                    message = (
-                        f"{cls.node.name}.{field} is updated and no buffer of the "
-                        "module, so no checkpoint has it"
-                    )
-                    help_text = f'make it one: self.register_buffer("{field}", ...)'
-                    spot = Spot(node, step)
-                    yield program.finding(ER306, spot, message, help_text=help_text)
+            value = written(node.value) if isinstance(node, ast.Assign) else ""
+            for field in (
+                sorted(stored(node) & updated) if _TENSORS.match(value) else ()
+            ):
+                message = (
+                    f"{cls.node.name}.{field} is updated and no buffer of the module, "
+                    "so no checkpoint has it"
+                )
+                help_text = f'make it one: self.register_buffer("{field}", ...)'
+                spot = program.spot_in(cls, node)
+                yield program.finding(ER306, spot, message, help_text=help_text)
 
 
 def _updated(methods: Iterable[ast.AST]) -> set[str]:
@@ -45,25 +45,16 @@ def _updated(methods: Iterable[ast.AST]) -> set[str]:
     anew: set[str] = set()
     for node in (each for method in methods for each in ast.walk(method)):
         if isinstance(node, ast.AugAssign):
-            updated |= _field_of(node.target)
+            updated |= field_of(node.target)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             if _IN_PLACE.match(node.func.attr):
-                updated |= _field_of(node.func.value)
+                updated |= field_of(node.func.value)
         elif isinstance(node, ast.Assign):
             is_sum = isinstance(node.value, ast.BinOp)
             old = {each.attr for each in fields_in(node.value)} if is_sum else set()
             updated |= stored(node) & old
             anew |= stored(node) - old
     return updated - anew
-
-
-def _field_of(node: ast.expr) -> set[str]:
-    """Return the field that is changed by a change of `self.field` or its items."""
-    while isinstance(node, ast.Subscript):
-        node = node.value
-    if not isinstance(node, ast.Attribute) or written(node.value) != "self":
-        return set()
-    return {node.attr}
 
 
 def _moved(program: Walked) -> Iterator[Finding]:
@@ -78,12 +69,11 @@ def _moved(program: Walked) -> Iterator[Finding]:
     for step in program.graph.steps if moving and cut else ():
         call = step.node.value if isinstance(step.node, ast.Expr) else None
         function = call.func if isinstance(call, ast.Call) else None
-        if step.loop is None or step.loop.loader not in cut:
-            continue
-        if any("is_step" in guard.taints for guard in step.guards):
-            continue
-        if isinstance(function, ast.Attribute) and function.attr in moving:
-            message = f"{function.attr} updates a module in each micro-batch, not step"
+        is_moving = isinstance(function, ast.Attribute) and function.attr in moving
+        if is_moving and in_micro_batch(step, cut):
+            message = (
+                "a module's tensor is updated in each micro-batch, not once a step"
+            )
             yield program.finding(ER308, Spot(step.node, step), message)
 
 

@@ -1,4 +1,4 @@
-"""ER301 and ER209: plain values that later epochs or turns read."""
+"""ER209, ER301: plain values, generators and settings that a restart loses."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
+from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import EpochLoop, Read, Spot, ValuePlace, Write
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts, is_once
 from elasticrun.lint.rules.dataflow import PARTIAL, Carried, Dataflow, Turns, steps_of
 from elasticrun.lint.rules.left_over import behind
-from elasticrun.lint.values import (
-    Class,
-    Value,
-    elastic_loaders_in,
-    fields_of,
-    sampling,
+from elasticrun.lint.values import Value, elastic_loaders_in, fields_of, sampling
+
+ER209 = Rule(
+    "ER209 W break of the epoch loop that is not remembered",
+    help="keep what decides in Variables",
+)
+ER301 = Rule(
+    "ER301 W value lost at a restart",
+    help="keep it in Variables (or in a State)",
 )
 
 
@@ -28,7 +32,7 @@ def check(program: Walked) -> Iterator[Finding]:
     for turns in _turns(program):
         for carried in flow.carried(turns):
             if isinstance(turns.loop, EpochLoop):
-                yield from _over_epochs(flow, turns.loop, turns, carried, lost)
+                yield from _over_epochs(flow, turns, carried, lost)
             elif carried.place not in lost:
                 yield from _over_turns(flow, turns, carried, lost)
     yield from _over_rounds(flow, lost)
@@ -46,81 +50,72 @@ def _turns(program: Walked) -> Iterator[Turns]:
     for loop in graph.loops:
         if loop.is_elastic and loop.sure and not loop.outer:
             yield Turns(loop.step, steps_of(program, loop), loop)
-    seen: set[ast.AST] = set()
+    asking: dict[ast.AST, None] = {}
     for event in program.events("asked"):
-        if event.value is None or not event.turns or event.turns[-1] in seen:
-            continue
-        if event.step.epoch is not None or event.step.loop is not None:
-            continue
-        turn = event.turns[-1]
-        seen.add(turn)
-        if isinstance(turn, ast.While) and elastic_loaders_in(event.value):
-            head = [each for each in graph.steps if each.node is turn][-1]
-            yield Turns(head, graph.forward([head]) & graph.backward([head]), None)
+        is_outside = event.step.epoch is None and event.step.loop is None
+        if is_outside and event.value is not None and elastic_loaders_in(event.value):
+            asking.update(dict.fromkeys(event.turns[-1:]))
+    for turn in asking:
+        if isinstance(turn, ast.While):
+            yield _plain_turns(program, turn)
 
 
-ER301 = Rule(
-    "ER301 W value lost at a restart",
-    help="keep it in Variables (or in a State)",
-)
+def _plain_turns(program: Walked, turn: ast.AST) -> Turns:
+    """Return the turns of a loop that is none of elasticrun's."""
+    graph = program.graph
+    head = [each for each in graph.steps if each.node is turn][-1]
+    return Turns(head, graph.forward([head]) & graph.backward([head]), None)
 
 
 def _over_epochs(
-    flow: Dataflow,
-    epoch: EpochLoop,
-    turns: Turns,
-    carried: Carried,
-    lost: set[ValuePlace],
+    flow: Dataflow, turns: Turns, carried: Carried, lost: set[ValuePlace]
 ) -> Iterator[Finding]:
-    """Yield the finding of a place whose value a later epoch reads."""
+    """Yield the finding of a place whose value is read in a later epoch, or behind."""
     program, place = flow.program, carried.place
-    exposed = flow.reached(turns.head, place)
-    reads = flow.seen_from(turns, place, exposed)
+    assert isinstance(turns.loop, EpochLoop)
+    loop = program.zones.loops_of(turns.loop)[0]
+    reads = flow.seen_from(turns, place, flow.reached(turns.head, place))
     loudness = flow.loudness(each for each in reads if each.step in turns.inside)
     if not loudness and turns.head in flow.reached(turns.head, place, turns.inside):
         loudness = flow.loudness(reads)
-    loop = program.zones.loops_of(epoch)[0]
-    if loudness and _ends_at_once(program, epoch, carried, reads):
-        return
     if loudness:
-        lost.add(place)
         write = _telling(carried)
+        if _ends_at_once(turns, carried, reads, program):
+            return
+        lost.add(place)
+        if is_once(write.step):
+            return
         message = (
             f"`{write.name}` is changed in zone {program.zone(write.step)} and read in "
-            "a later epoch; a restart makes it again with its first value"
+            "a later epoch; a restart sets it back to its first value"
         )
         severity, unsure = "E" if loudness == "decides" else "W", doubts(loop)
-    elif flow.loudness(reads):
-        write = carried.survivors[0]
+    elif flow.loudness(each for each in reads if each.step in program.zones.between):
+        write, severity, unsure = carried.survivors[0], "W", 0
         message = (
-            f"`{write.name}` has the last epoch's value after the epochs; a job that "
-            "is started again when all epochs are finished does not make it"
+            f"`{write.name}` is set in the epochs and read after them; a job that "
+            "restarts when all epochs are finished never sets it"
         )
-        goes_on = any(each.step in program.zones.between for each in reads)
-        severity, unsure = "W" if goes_on else "H", 0
     else:
         return
-    if not loudness or not is_once(write.step):
-        yield program.finding(
-            ER301, write, message, loop=loop, severity=severity, doubts=unsure
-        )
+    yield program.finding(
+        ER301, write, message, loop=loop, severity=severity, doubts=unsure
+    )
 
 
 def _ends_at_once(
-    program: Walked, epoch: EpochLoop, carried: Carried, reads: list[Read]
+    turns: Turns, carried: Carried, reads: list[Read], program: Walked
 ) -> bool:
-    """Return whether a place is a flag that is asked behind its change, and leaves."""
+    """Return whether a place is a flag that ends the epochs right behind its change."""
     last = max(each.step.number for each in carried.survivors)
     guards = [
         guard
         for event in program.events("left")
-        if event.loop is epoch
+        if event.loop is turns.loop
         for guard in event.step.guards
     ]
-    if all(
-        each.value is not None and each.value.kind == "const" and each.value.constant
-        for each in carried.survivors
-    ):
+    values = [each.value for each in carried.survivors]
+    if all(each is not None and each.constant for each in values):
         leaving = {id(node) for each in guards for node in ast.walk(each.test)}
     else:  # Whatever else it is, a later epoch finds it false.
         leaving = {id(each.test) for each in guards if each.holds}
@@ -132,19 +127,17 @@ def _over_turns(
 ) -> Iterator[Finding]:
     """Yield the finding of a place that decides something in a later turn."""
     loop = turns.loop
-    if loop is not None and loop.epoch is not None:  # ER302 speaks of its sums.
+    assert not isinstance(loop, EpochLoop)
+    in_epoch = loop is not None and loop.epoch is not None
+    if in_epoch:  # ER302 speaks of its sums.
         plain = [each for each in carried.survivors if each.how not in PARTIAL]
         carried = carried._replace(survivors=plain)
     exposed = flow.reached(turns.head, carried.place, turns.inside) & turns.inside
-    reads = flow.seen_from(turns, carried.place, exposed)
-    loudness = flow.loudness(reads)
+    loudness = flow.loudness(flow.seen_from(turns, carried.place, exposed))
     # What is only shown is lost if it never begins anew.
     own = (each for each in flow.writes[carried.place] if each.step in turns.inside)
-    is_seen = loudness == "decides" or (
-        loudness == "shown"
-        and getattr(loop, "epoch", None) is None
-        and all(each.how in PARTIAL for each in own)
-    )
+    is_sum = not in_epoch and all(each.how in PARTIAL for each in own)
+    is_seen = loudness == "decides" or (loudness == "shown" and is_sum)
     if not carried.survivors or not is_seen:
         return
     lost.add(carried.place)
@@ -152,32 +145,31 @@ def _over_turns(
     if is_once(write.step):
         return
     message = (
-        f"`{write.name}` is changed in the loop at line {turns.head.line} "
-        "and read in a later turn; a restart makes it again with its first value"
+        f"`{write.name}` is changed in the loop at line {turns.head.line} and read in "
+        "a later turn; a restart sets it back to its first value"
     )
-    assert not isinstance(loop, EpochLoop)
     severity = "E" if loudness == "decides" else "W"
     yield flow.program.finding(ER301, write, message, loop=loop, severity=severity)
 
 
 def _over_rounds(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
     """Yield what a plain loop around epoch loops keeps of what its turns trained."""
-    program, graph = flow.program, flow.program.graph
-    for turn in dict.fromkeys(e.turns[0] for e in graph.epochs if e.turns):
-        head = [each for each in graph.steps if each.node is turn][-1]
-        turns = Turns(head, graph.forward([head]) & graph.backward([head]), None)
+    program = flow.program
+    for turn in dict.fromkeys(e.turns[0] for e in program.graph.epochs if e.turns):
+        turns = _plain_turns(program, turn)
         for place, survivors in flow.carried(turns):
             write = survivors[-1]
-            taints = write.value.taints if write.value is not None else frozenset()
-            reads = flow.seen_from(turns, place, flow.reached(head, place))
+            is_trained = write.value is not None and "batch" in write.value.taints
             is_between = write.step in program.zones.between and write.how in PARTIAL
-            if place in lost or not is_between or "batch" not in taints:
+            if place in lost or not is_between or not is_trained:
                 continue
+            reads = flow.seen_from(turns, place, flow.reached(turns.head, place))
             if flow.loudness(reads):
                 lost.add(place)
                 message = (
-                    f"`{write.name}` keeps what turns of the loop at line {head.line} "
-                    "trained; after a restart these run again, and train nothing"
+                    f"`{write.name}` keeps what turns of the loop at line "
+                    f"{turns.head.line} trained; a restart loses it, and these turns "
+                    "do not train again"
                 )
                 yield program.finding(ER301, write, message)
 
@@ -194,32 +186,17 @@ def _telling(carried: Carried) -> Write:
     return max(carried.survivors, key=order)
 
 
-ER209 = Rule(
-    "ER209 W break of the epoch loop that is not remembered",
-    help="keep what decides in Variables",
-)
-
-
 def _left(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
-    program, deciding = flow.program, flow.followed(lost)
-    for event in program.events("left"):
-        epoch = event.loop
-        if not isinstance(epoch, EpochLoop):
+    reads = [read for place in lost for read in flow.reads.get(place, ())]
+    deciding = {read.at for read in flow.leads_to(reads)}
+    for event in flow.program.events("left"):
+        if not isinstance(event.loop, EpochLoop):
             continue
-        tests = {
-            id(node)
-            for guard in event.step.guards[len(epoch.step.guards) :]
-            for node in ast.walk(guard.test)
-        }
-        if any(
-            read.place in deciding and id(read.at) in tests
-            for step in program.graph.steps
-            for read in (step.reads if step.epoch is epoch else ())
-        ):
-            message = (
-                "break of the epoch loop is decided by a value that a restart loses"
-            )
-            yield program.finding(ER209, event, message)
+        guards = event.step.guards[len(event.loop.step.guards) :]
+        tests = {node for guard in guards for node in ast.walk(guard.test)}
+        if tests & deciding:
+            message = "a value that a restart loses decides about this break"
+            yield flow.program.finding(ER209, event, message)
 
 
 _SETTING = re.compile(r"(?:^|[._])(?:un)?(?:freeze|enable|disable)")
@@ -228,35 +205,32 @@ _SETTING = re.compile(r"(?:^|[._])(?:un)?(?:freeze|enable|disable)")
 def _in_one_epoch(program: Walked) -> Iterator[Finding]:
     """Yield changes of what no state has that are made in one epoch only."""
     for event in program.events("set up", "trained"):
-        text = event.text
-        if event.what == "trained":
-            text = _set_by_apply(event.at)
-            if event.how != "apply" or not text:
-                continue
-        guards = [
-            each
-            for each in event.step.guards
-            if each.holds
+        text = event.text if event.what == "set up" else _set_by_apply(event)
+        is_one = any(
+            each.holds
             and "epoch" in each.taints
             and isinstance(each.test, ast.Compare)
             and isinstance(each.test.ops[0], ast.Eq)
-        ]
-        if event.step.epoch is None or not guards:
+            for each in event.step.guards
+        )
+        if not text or event.step.epoch is None or not is_one:
             continue
         if "finished_epochs" in event.step.module.text:
             continue  # by which each start may do it as well
         message = (
-            f"`{text}` is changed in one epoch only, and is in no state: a "
-            "restart in a later one does not change it again"
+            f"`{text}` is changed in one epoch only, and is in no state: after a "
+            "restart in a later epoch it is as it was before"
         )
         help_text = "test the epoch with >= or <, so that each epoch sets it"
         yield program.finding(ER301, event, message, help_text=help_text)
 
 
-def _set_by_apply(node: ast.AST) -> str:
+def _set_by_apply(event: Event) -> str:
     """Return the function that `apply` is given, if it sets how modules train."""
-    given = node.args if isinstance(node, ast.Call) else []
-    return next((text for text in map(written, given) if _SETTING.search(text)), "")
+    if event.how != "apply" or not isinstance(event.at, ast.Call):
+        return ""
+    given = map(written, event.at.args)
+    return next((text for text in given if _SETTING.search(text)), "")
 
 
 def _clocks(program: Walked) -> Iterator[Finding]:
@@ -266,8 +240,7 @@ def _clocks(program: Walked) -> Iterator[Finding]:
         zone = program.zone(event.step)
         if is_optimizer and "time" in event.taints and zone not in ("", "P", "D"):
             message = (
-                f"`{event.text}` is computed from the time, which is another one after "
-                "a restart"
+                f"`{event.text}` is computed from the time, so a restart changes it"
             )
             yield program.finding(ER301, event, message)
 
@@ -277,34 +250,46 @@ _STATES = re.compile(r"bit_generator|[gs]et_?state\b")  # which a program keeps 
 
 def _generators(program: Walked) -> Iterator[Finding]:
     """Yield generators from before the epochs that draw where nothing is replayed."""
-    seen: list[Value] = []
-    renewed = [
-        seed.value
-        for seed in program.events("seeded")
-        if seed.step.epoch or seed.step.loop
-    ]
-    yield from _of_one_epoch(program, seen)
-    yield from _of_data(program, [*seen, *renewed])
+    seeds = [each for each in program.events("seeded") if each.value is not None]
+    seen = [each.value for each in seeds if each.step.epoch or each.step.loop]
+    yield from _seeded_again(program, seeds)
+    yield from _of_data(program, seen)
     for event in program.events("drawn"):
-        own = event.value
-        if own is None or own in seen or own in renewed or own.made_at < 0:
+        own, zone = event.value, program.zone(event.step)
+        if own is None or own in seen or own.made_at < 0 or zone not in ("L", "C"):
             continue
-        is_seeded = bool(own.parts) or own.name == "torch.Generator"  # else ER501
         made = program.made(own)
-        seeds = [e for e in program.events("seeded") if e.value is own]
-        if own.name.startswith("gym") and seeds:
-            made = Spot(seeds[0].at, seeds[0].step)
+        own_seeds = [Spot(each.at, each.step) for each in seeds if each.value is own]
+        at = own_seeds[0] if own_seeds else made
+        is_seeded = bool(own.parts) or own.name == "torch.Generator"  # else ER501
         is_kept = own.registered or own.is_handed_on
-        is_kept = is_kept or bool(_STATES.search(made.step.module.text))
-        if program.zone(made.step) != "P" or is_kept or not is_seeded:
+        if is_kept or _STATES.search(made.step.module.text):
             continue
-        if (zone := program.zone(event.step)) in ("L", "C"):
+        if program.zone(at.step) == "P" and is_seeded:
             seen.append(own)
             message = (
                 f"this generator draws in zone {zone} (line {event.step.line}), and is "
-                "in no state: a restart makes it again, with its first draws"
+                "in no state: after a restart it repeats its first draws"
             )
-            yield program.finding(ER301, made, message)
+            yield program.finding(ER301, at, message)
+
+
+def _seeded_again(program: Walked, seeds: list[Event]) -> Iterator[Finding]:
+    """Yield generators that get a seed in front of a loop that draws from them."""
+    in_batch = {each.value for each in seeds if each.step.loop is not None}
+    for seed in seeds:
+        draws = [
+            each.step
+            for each in program.events("drawn")
+            if each.value is seed.value and each.step.loop is not None
+        ]
+        is_kept = seed.value in in_batch or seed.registered
+        if draws and program.replayed(seed) and not is_kept:
+            message = (
+                "a restart seeds this generator again, but continues the loop that "
+                f"draws from it (line {draws[0].line}) in its middle"
+            )
+            yield program.finding(ER301, seed, message)
 
 
 def _of_data(program: Walked, seen: list[Value | None]) -> Iterator[Finding]:
@@ -312,65 +297,39 @@ def _of_data(program: Walked, seen: list[Value | None]) -> Iterator[Finding]:
     for event in program.events("drawn", role="dataset"):
         if (zone := program.zone(event.step)) in ("L", "C"):
             message = (
-                f"the data set draws in zone {zone} which samples it has; a restart "
-                "makes it again, with its first ones"
+                f"the data set draws its samples in zone {zone}; after a restart it "
+                "has the first ones again"
             )
             yield program.finding(ER301, event, message)
     for event in program.events("made", role="loader"):
         collate = event.given.keywords.get("collate_fn")
         makers = [*event.given.args[:1], *([collate] if collate is not None else [])]
-        for own in dict.fromkeys(_drawn_by(makers), 1):
+        for own in dict.fromkeys(_drawn_by(makers)):
             if own not in seen and not own.registered:
                 seen.append(own)
                 message = (
-                    "this generator draws in a data set, and is in no state: workers "
-                    "and replicas draw the same from it, a restart its first draws"
+                    "a data set draws from this generator, which is in no state: "
+                    "workers and replicas draw the same, and a restart repeats its "
+                    "first draws"
                 )
-                help_text = "draw from a global generator, which is seeded there"
+                help_text = "draw from a global generator, seeded for each batch"
                 yield program.finding(
                     ER301, program.made(own), message, help_text=help_text
                 )
 
 
-def _of_one_epoch(program: Walked, seen: list[Value]) -> Iterator[Finding]:
-    """Yield generators that get a seed in front of a loop that draws from them."""
-    seeds = [each for each in program.events("seeded") if each.value is not None]
-    in_batch = {each.value for each in seeds if each.step.loop is not None}
-    for event in program.events("drawn"):
-        own = event.value
-        if own is None or own in seen or own in in_batch or event.step.loop is None:
-            continue
-        early = [e for e in seeds if e.value is own and program.replayed(e)]
-        if early and not own.registered and not own.name.startswith("gym"):
-            seen.append(own)
-            message = (
-                f"this generator gets its seed again where a restart continues the "
-                f"loop that draws from it (line {event.step.line}), in its middle"
-            )
-            yield program.finding(ER301, early[0], message)
-
-
 def _drawn_by(objects: Iterable[Value], depth: int = 3) -> Iterator[Value]:
     """Yield the generators that make samples in data sets and what these have."""
     for each in objects:
-        fields = frozenset().union(*map(fields_of, sampling(each)))
-        for name in fields & each.attrs.keys():
-            if each.attrs[name].kind == "rng":
-                yield each.attrs[name]
+        for method in sampling(each):
+            values = [each.attrs[x] for x in fields_of(method) & each.attrs.keys()]
+            names = [node.id for node in ast.walk(method) if isinstance(node, ast.Name)]
+            if each.cls is not None:
+                values += [each.cls.frame.look_up(name)[0] for name in names]
+            yield from (value for value in values if value.kind == "rng")
         if depth:
             inner = (*each.attrs.values(), *each.parts)
             yield from _drawn_by([e for e in inner if e.is_object], depth - 1)
-        for method in sampling(each):
-            yield from _named_in(method, each.cls)
-
-
-def _named_in(method: ast.AST, cls: Class | None) -> Iterator[Value]:
-    """Yield the generators of the module that a method names."""
-    for node in ast.walk(method):
-        if isinstance(node, ast.Name) and cls is not None:
-            value = cls.frame.look_up(node.id)[0]
-            if value.kind == "rng":
-                yield value
 
 
 CHECKS = (check, _generators, _clocks, _in_one_epoch)
