@@ -30,7 +30,6 @@ from elasticrun.lint.walk import (
     expressions,
     externals,
     iteration,
-    methods,
     statements,
 )
 from elasticrun.lint.walk.walk import Walk
@@ -62,7 +61,6 @@ MECHANISMS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "tests for what is missing": (statements, "_is_lazy", always(False)),
     "losses": (calls, "taints_of_loss", lambda _, taints: taints),
     "generators asked by next": (externals, "_loaders_of", always([])),
-    "paths": (methods, "_looks_like_path", always(False)),
     "the same test at a write and a reading": (
         dataflow, "_steady_tests", always(frozenset())),
     "clocks": (left_over, "is_clock", always(False)),

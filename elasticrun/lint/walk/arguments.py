@@ -47,6 +47,12 @@ class MethodCalled(Called):
         return written(self.node.func.value)
 
 
+def called(walk: Walk, name: str, node: ast.Call, sink: Sink | None = None) -> Called:
+    """Return a call whose arguments are evaluated."""
+    given = arguments(walk, node, sink)
+    return Called(given.args, given.keywords, name=name, node=node)
+
+
 def arguments(walk: Walk, node: ast.Call, sink: Sink | None = None) -> Arguments:
     """Evaluate the arguments of a call; all of them go to one sink."""
     chosen = sink or (VALUE if walk.sink.kind == "none" else walk.sink)

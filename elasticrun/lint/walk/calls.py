@@ -9,7 +9,7 @@ from typing import Any
 
 from elasticrun.lint import roles
 from elasticrun.lint.catalog import GROWING
-from elasticrun.lint.graph import OWN, VALUE, Sink
+from elasticrun.lint.graph import CONTENT, OPTIMIZER, OWN, VALUE, Sink, flow_to
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import (
     Class,
@@ -18,12 +18,12 @@ from elasticrun.lint.values import (
     register_reachable,
     unknown,
 )
-from elasticrun.lint.walk.arguments import Called, MethodCalled, arguments
+from elasticrun.lint.walk.arguments import Called, MethodCalled, arguments, called
 from elasticrun.lint.walk.expressions import attribute
 from elasticrun.lint.walk.externals import call_unknown, looks_like_model, opaque
 from elasticrun.lint.walk.functions import call_known
 from elasticrun.lint.walk.losses import OF_CRITERIA, taints_of_loss
-from elasticrun.lint.walk.methods import any_method, called
+from elasticrun.lint.walk.methods import any_method
 from elasticrun.lint.walk.table import ELASTIC, Row, function_row, method_row
 from elasticrun.lint.walk.walk import Evaluate, Walk
 
@@ -85,7 +85,12 @@ def _call_value(walk: Walk, callee: Value, node: ast.Call) -> Value:
     if callee.defines("__call__"):
         return call_known(walk, attribute(walk, callee, "__call__", node), node)
     name = written(node.func) if callee.kind == "unknown" else callee.name
-    return call_unknown(walk, callee, name, node)
+    return call_unknown(walk, callee, called(walk, name, node, _sink_in(callee)))
+
+
+def _sink_in(callee: Value) -> Sink | None:
+    """Return where the arguments of an unknown call go, if what is called tells."""
+    return OPTIMIZER if callee.kind in ("model", "optimizer") else None
 
 
 def _as_listed(walk: Walk, name: str, node: ast.Call) -> Value | None:
@@ -115,9 +120,7 @@ def _call_external(walk: Walk, name: str, node: ast.Call) -> Value:
     if elastic:
         return _call_elastic(walk, elastic, node)
     row = function_row(name)
-    sink = row.sink if row is not None else None
-    given = arguments(walk, node, sink)
-    it = Called(given.args, given.keywords, name=name, node=node)
+    it = called(walk, name, node, row.sink if row is not None else None)
     files = [each for each in it.values if each.kind == "file"]
     if files and row is not None and (row.event == "saved" or name == "print"):
         walk.note(node, "written", files[0])
@@ -132,8 +135,7 @@ def _call_elastic(walk: Walk, name: str, node: ast.Call) -> Value:
     """Return what one of elasticrun's own names makes or asks."""
     walk.note(node, "job")
     row = ELASTIC.get(name, Row())
-    given = arguments(walk, node, row.sink or VALUE)
-    value = _by_row(walk, row, Called(given.args, given.keywords, name=name, node=node))
+    value = _by_row(walk, row, called(walk, name, node, row.sink or VALUE))
     assert value is not None
     value.name = value.name if row.do else name
     return value
@@ -145,10 +147,14 @@ def _call_method(walk: Walk, receiver: Value, name: str, node: ast.Call) -> Valu
     roles_of = (_role_of(receiver), also, "any")
     rows = (method_row(role, name) for role in roles_of)
     row = next((each for each in rows if each is not None), None)
-    value = None
-    if row is not None:
-        value = _by_row(walk, row, called(walk, receiver, name, node, row.sink))
-    return any_method(walk, receiver, name, node) if value is None else value
+    sink = row.sink if row is not None else _sink_in(receiver)
+    sink = flow_to((receiver.uid, "[]")) if sink == CONTENT else sink
+    given = arguments(walk, node, sink)
+    it = MethodCalled(
+        given.args, given.keywords, name=name, node=node, receiver=receiver
+    )
+    value = _by_row(walk, row, it)
+    return any_method(walk, it) if value is None else value
 
 
 def _role_of(value: Value) -> str:
@@ -174,8 +180,8 @@ def _by_row(walk: Walk, row: Row | None, it: Called) -> Value | None:
     if row.gives == "nothing":
         return constant(None)
     if receiver is not None and row.gives in ("receiver", "alike"):
-        is_same = row.gives == "receiver"
-        return receiver if is_same else unknown(taints=receiver.taints)
+        taints = receiver.taints | frozenset(row.taint.split())
+        return receiver if row.gives == "receiver" else unknown(taints=taints)
     if row.gives == "first":
         return it.args[0] if it.args else None
     return unknown(row.taint, frozenset(row.taint.split()))

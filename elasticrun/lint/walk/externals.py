@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from elasticrun.lint import roles
 from elasticrun.lint.catalog import LOOKING
-from elasticrun.lint.graph import OPTIMIZER
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import (
     NO_TAINTS,
@@ -23,17 +22,14 @@ from elasticrun.lint.values import (
     next_uid,
     unknown,
 )
-from elasticrun.lint.walk.arguments import Called, arguments
+from elasticrun.lint.walk.arguments import Called
 from elasticrun.lint.walk.elastic import assume_loop
 from elasticrun.lint.walk.losses import OF_CRITERIA, of_other_loss, taints_of_labels
 from elasticrun.lint.walk.walk import Walk
 
 
-def call_unknown(walk: Walk, callee: Value, name: str, node: ast.Call) -> Value:
-    """Return what a call of something unknown returns."""
-    sink = OPTIMIZER if callee.kind in ("model", "optimizer") else None
-    given = arguments(walk, node, sink)
-    it = Called(given.args, given.keywords, name=name, node=node)
+def call_unknown(walk: Walk, callee: Value, it: Called) -> Value:
+    """Return what a call of something unknown, or of its method, returns."""
     value = opaque(walk, it)
     if looks_like_model(callee):
         value.taints = of_other_loss(value.taints)

@@ -72,17 +72,13 @@ def taints_of_labels(it: Called, program: str) -> frozenset[str]:
     return frozenset((COUNTED,)) if is_masked else NO_TAINTS
 
 
-def taints_of_method(
-    node: ast.Call, name: str, taints: frozenset[str]
-) -> frozenset[str]:
+def taints_of_method(it: Called, taints: frozenset[str]) -> frozenset[str]:
     """Return what a method's result depends on, if it may be one of a loss."""
-    if name == "weigh":
+    if it.name == "weigh":
         return (taints - _OF_LOSSES - {PAIRED}) | {"valid"}
-    if name == "masked_select" and "batch" in taints:
+    if it.name == "masked_select" and "batch" in taints:
         return taints | {SELECTED}
-    if node.args or node.keywords:
-        return taints
-    if name == "mean" and SELECTED in taints:
+    if it.name == "mean" and SELECTED in taints and not it.values:
         return (taints - _OF_LOSSES) | {COUNTED}
     return taints
 

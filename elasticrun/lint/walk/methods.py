@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from elasticrun.lint.catalog import (
-    FILE_WRITES,
     GROWING,
 )
-from elasticrun.lint.graph import CONTENT, Sink, flow_to
 from elasticrun.lint.naming import named, written
 from elasticrun.lint.values import (
     OF_CONTENT,
@@ -18,7 +17,7 @@ from elasticrun.lint.values import (
     taints_of,
     unknown,
 )
-from elasticrun.lint.walk.arguments import MethodCalled, arguments
+from elasticrun.lint.walk.arguments import MethodCalled
 from elasticrun.lint.walk.externals import (
     OF_ONE_REPLICA,
     call_unknown,
@@ -30,34 +29,13 @@ from elasticrun.lint.walk.functions import call_function
 from elasticrun.lint.walk.losses import SELECTED, taints_of_method, with_number
 from elasticrun.lint.walk.walk import Walk
 
-_TENSOR_DRAWS = named(
-    "uniform_ normal_ random_ bernoulli_ exponential_ cauchy_ geometric_ log_normal_"
-)
 _HARMLESS_IN_PLACE = named(
     "requires_grad_ copy_ detach_ zero_grad retain_grad share_memory_ register_"
 )
-_GATHERING = named("gather gather_for_metrics all_gather all_reduce reduce")
-_OF_TEXTS = named("split splitlines strip rstrip lower upper read_text readline decode")
-_PATH_CHANGES = named("rename replace unlink rmdir mkdir")
-_ONLY_OF_PATHS = named("mkdir rmdir unlink")  # a text has the others too
-_PATHS = named("path file dir folder ckpt checkpoint lock marker")
-_SENDING = named("post put patch sendmail send_message publish")
 _SENDERS = named(
     "client session requests producer smtp server bot webhook slack notifier api sqs "
     "sns"
 )
-
-
-def called(
-    walk: Walk, receiver: Value, name: str, node: ast.Call, sink: Sink | None
-) -> MethodCalled:
-    """Return a call whose arguments are evaluated."""
-    if sink == CONTENT:
-        sink = flow_to((receiver.uid, "[]"))
-    given = arguments(walk, node, sink)
-    return MethodCalled(
-        given.args, given.keywords, name=name, node=node, receiver=receiver
-    )
 
 
 # Containers and loaders.
@@ -250,10 +228,8 @@ def keep(walk: Walk, it: MethodCalled) -> Value:
 def save(walk: Walk, it: MethodCalled) -> Value:
     """Write or append a file: one that is given, or that the method is called on."""
     receiver = it.receiver
-    if it.name == "to_csv" and _appends(it.node):
-        walk.note(it.node, "written")
-        return unknown(taints=receiver.taints)
-    walk.note(it.node, "saved", name=it.name)
+    mode = it.keywords.get("mode", constant("w")).constant
+    walk.note(it.node, "written" if mode == "a" else "saved", name=it.name)
     if it.name != "to_csv":
         file = Value("file", receiver.name, node=it.node, mode="w")
         path = Arguments([receiver])
@@ -261,99 +237,60 @@ def save(walk: Walk, it: MethodCalled) -> Value:
     return unknown(taints=receiver.taints)
 
 
-def any_method(walk: Walk, receiver: Value, name: str, node: ast.Call) -> Value:
-    """Return what a method returns of which little but its name is known."""
-    if name in ("parameters", "named_parameters") and not node.args:
-        return Value("param", name, sure=False, owner=receiver)
-    if name == "open" and receiver.kind in ("unknown", "ext"):
-        return open_file(walk, called(walk, receiver, name, node, None), receiver)
-    _note_any(walk, MethodCalled(name=name, node=node, receiver=receiver))
-    result = call_unknown(walk, receiver, name, node)
-    if result.kind == "wrapped":
-        return result
-    taints = receiver.taints | result.taints
-    if name in _GATHERING:
-        taints -= OF_ONE_REPLICA
-    if name in _OF_TEXTS:
-        taints |= {"text"}
-    if name == "backward":
-        walk.note(node, "backward", taints=taints)
-    taints = taints_of_method(node, name, taints)
-    return unknown(taints=_taints_of_path(name, taints))
+def any_method(walk: Walk, it: MethodCalled) -> Value:
+    """Return what a method returns of which nothing but its name is known."""
+    value = call_unknown(walk, it.receiver, it)
+    if value.kind != "wrapped":
+        value.taints = taints_of_method(it, it.receiver.taints | value.taints)
+    return value
 
 
-def _note_any(walk: Walk, it: MethodCalled) -> None:
-    """Note what a method does, by its name and what it is called on."""
-    if it.name in FILE_WRITES:
-        if it.receiver.kind == "unknown":
-            walk.note(it.node, "written", it.receiver)
-    elif it.name in _PATH_CHANGES:
-        _note_moved(walk, it)
-    elif it.name in _TENSOR_DRAWS:
-        if not any(each.arg == "generator" for each in it.node.keywords):
-            has_seed = is_seeded(walk, "torch")
-            walk.note(it.node, "drawn", name=it.name, is_seeded=has_seed)
-    else:
-        _note_sent(walk, it)
+def backward(walk: Walk, it: MethodCalled) -> Value:
+    """Note that gradients are computed of a loss."""
+    walk.note(it.node, "backward", taints=it.receiver.taints | it.taints)
+    return unknown()
 
 
-def _appends(node: ast.Call) -> bool:
-    return any(
-        each.arg == "mode"
-        and isinstance(each.value, ast.Constant)
-        and str(each.value.value).startswith("a")
-        for each in node.keywords
-    )
+def gather(_: Walk, it: MethodCalled) -> Value:
+    """Return what all replicas have together."""
+    return unknown(taints=(it.receiver.taints | it.taints) - OF_ONE_REPLICA)
 
 
-def _note_sent(walk: Walk, it: MethodCalled) -> None:
+def draw_in_place(walk: Walk, it: MethodCalled) -> None:
+    """Note that a tensor is filled with random numbers."""
+    is_keyed, has_seed = "generator" in it.keywords, is_seeded(walk, "torch")
+    walk.note(it.node, "drawn", name=it.name, is_keyed=is_keyed, is_seeded=has_seed)
+
+
+def send(walk: Walk, it: MethodCalled) -> None:
+    """Note a request or message, if what sends it has a name of such."""
     text = written(it.node.func).lower()
-    if it.name in _SENDING and any(each in text for each in _SENDERS):
+    if any(each in text for each in _SENDERS):
         walk.note(it.node, "sent", name=it.name)
-    elif it.name in ("execute", "executemany") and _is_insert(it.node):
+
+
+def execute(walk: Walk, it: MethodCalled) -> None:
+    """Note what a data base is told to change."""
+    command = written(it.node.args[0]) if it.args else ""
+    if re.search(r"\b(?:INSERT|UPDATE|DELETE)\s", command, re.IGNORECASE):
         walk.note(it.node, "sent", name="SQL")
 
 
-def _is_insert(node: ast.Call) -> bool:
-    if not node.args:
-        return False
-    text = written(node.args[0]).lstrip("fbr'\"( \\n").upper()
-    return text.startswith(("INSERT", "UPDATE", "DELETE"))
-
-
-# Paths.
-
-
-def _note_moved(walk: Walk, it: MethodCalled) -> None:
-    is_sure = _looks_like_path(it.node)
-    if is_sure or _may_be_path(it):
-        is_sure |= "path" in it.receiver.taints
-        path, name = None if is_sure else it.receiver, f"Path.{it.name}"
-        given = Arguments([it.receiver])
+def move(walk: Walk, it: MethodCalled) -> None:
+    """Note that a path is moved, removed or made; a text is replaced, too."""
+    is_path = "path" in it.receiver.taints
+    may_be_text = it.name in ("rename", "replace")
+    if may_be_text and not (is_path and len(it.args) == 1 and not it.keywords):
+        return
+    if it.receiver.kind == "unknown":
+        path, given = None if is_path else it.receiver, Arguments([it.receiver])
         walk.note(
-            it.node, "moved", path, name=name, given=given, catching=walk.catching,
-            turns=walk.turns,
+            it.node, "moved", path, name=f"Path.{it.name}", given=given,
+            catching=walk.catching, turns=walk.turns,
         )  # fmt: skip
 
 
-def _looks_like_path(node: ast.Call) -> bool:
-    text = written(node.func).lower()
-    owner = text.rpartition(".")[0]
-    is_path = any(word in owner for word in _PATHS)
-    return is_path and not (text.endswith("replace") and len(node.args) != 1)
-
-
-def _may_be_path(it: MethodCalled) -> bool:
-    if it.receiver.kind != "unknown":
-        return False
-    if it.name in _ONLY_OF_PATHS:
-        return True
-    is_path = "path" in it.receiver.taints
-    return is_path and len(it.node.args) == 1 and not it.node.keywords
-
-
-def _taints_of_path(name: str, taints: frozenset[str]) -> frozenset[str]:
-    """Return what a method's result depends on, if it may be one of a path."""
-    if name in ("exists", "is_file", "is_dir"):
-        return taints | {"exists"}
-    return taints - {"path"} if name in ("read_text", "read_bytes") else taints
+def open_path(walk: Walk, it: MethodCalled) -> Value | None:
+    """Return an open file, whose path the method is called on."""
+    is_path = it.receiver.kind in ("unknown", "ext")
+    return open_file(walk, it, it.receiver) if is_path else None

@@ -391,12 +391,30 @@ _METHODS: dict[str, dict[str, Row]] = {
         "load_state_dict": Row(sink=OPTIMIZER, do=methods.load),
         **dict.fromkeys(LOG_METHODS - TRACKER_METHODS, Row("logged", LOG, "alike")),
         **dict.fromkeys(LOG_METHODS & TRACKER_METHODS, Row("logged", TRACK, "alike")),
+        **dict.fromkeys(FILE_WRITES, Row("written", gives="alike")),
         **_table(
             (Row("saved", SAVE, "alike"), """
                 save_pretrained to_json to_parquet savefig save push_to_hub
                 save_checkpoint
             """),
             (Row(sink=SAVE, do=methods.save), "write_text write_bytes to_csv"),
+            (Row(do=methods.parameters), "parameters named_parameters"),
+            (Row(do=methods.backward), "backward"),
+            (Row(do=methods.draw_in_place), """
+                uniform_ normal_ random_ bernoulli_ exponential_ cauchy_ geometric_
+                log_normal_
+            """),
+            (Row(do=methods.gather),
+             "gather gather_for_metrics all_gather all_reduce reduce"),
+            (Row(gives="alike", taint="text"), """
+                split splitlines strip rstrip lower upper read_text readline decode
+            """),
+            (Row(gives="alike", taint="exists"), "exists is_file is_dir"),
+            (Row(do=methods.open_path), "open"),
+            (Row(do=methods.move), "rename replace unlink rmdir mkdir"),
+            (Row(do=methods.send),
+             "post put patch sendmail send_message publish"),
+            (Row(do=methods.execute), "execute executemany"),
         ),
         **dict.fromkeys(CHANGING, Row(sink=CONTENT, do=methods.keep)),
         **dict.fromkeys(("resample", "reshuffle"), Row(do=methods.resample)),
