@@ -12,8 +12,6 @@ from elasticrun.lint.walk.externals import write_content
 from elasticrun.lint.walk.losses import taints_of_quotient
 from elasticrun.lint.walk.walk import RunStatement, Walk
 
-# What a function that cannot be seen is taken to give back, as in `net = prepare(net)`.
-_HANDED = frozenset(("model", "optimizer", "scheduler", "loader", "ema", "instance"))
 _BOUNDING = frozenset(("max", "min", "maximum", "minimum", "fmax", "fmin"))
 
 
@@ -115,35 +113,12 @@ def _run_assign(walk: Walk, node: ast.Assign) -> None:
     walk.step(node)
     with walk.into(_sink_of(walk, node.targets)):
         value = walk.evaluate(node.value)
-    value = _handed_through(walk, node, value)
     if value.kind == "unknown" and isinstance(node.value, ast.Call | ast.BinOp):
         value.node, value.made_at = value.node or node.value, walk.current.number
         walk.write((value.uid, "[]"), node, "set", value, "")
     for target in node.targets:
         walk.assign(target, value, how=_how(walk, target, node.value))
         _note_assigned(walk, target, node.value, node, value.taints)
-
-
-def _handed_through(walk: Walk, node: ast.Assign, value: Value) -> Value:
-    """Return what `x = f(x)` and `x, y = f(x, y)` leave in x where f is unseen."""
-    call, target = node.value, node.targets[0]
-    if value.kind != "unknown" or not isinstance(call, ast.Call):
-        return value
-    given = {
-        each.id: walk.frame.look_up(each.id)[0]
-        for each in call.args
-        if isinstance(each, ast.Name)
-    }
-    given = {name: each for name, each in given.items() if each.kind in _HANDED}
-    if isinstance(target, ast.Name):
-        return given.get(target.id, value)
-    if not given or not isinstance(target, ast.Tuple):
-        return value
-    names = [each.id if isinstance(each, ast.Name) else "" for each in target.elts]
-    if not given.keys() & set(names):
-        return value
-    parts = [given.get(name) or unknown(name, value.taints) for name in names]
-    return Value("tuple", parts=parts)
 
 
 def _run_ann_assign(walk: Walk, node: ast.AnnAssign) -> None:

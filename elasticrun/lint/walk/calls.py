@@ -12,6 +12,7 @@ from elasticrun.lint.catalog import GROWING
 from elasticrun.lint.graph import CONTENT, OPTIMIZER, OWN, VALUE, Sink, flow_to
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import (
+    NO_TAINTS,
     Class,
     Value,
     constant,
@@ -179,9 +180,11 @@ def _by_row(walk: Walk, row: Row | None, it: Called) -> Value | None:
         walk.note(it.node, row.event, receiver, **details)
     if row.gives == "nothing":
         return constant(None)
-    if receiver is not None and row.gives in ("receiver", "alike"):
-        taints = receiver.taints | frozenset(row.taint.split())
-        return receiver if row.gives == "receiver" else unknown(taints=taints)
+    if row.gives == "alike":
+        made_of = it.taints | (receiver.taints if receiver is not None else NO_TAINTS)
+        return unknown(taints=made_of | frozenset(row.taint.split()))
+    if row.gives == "receiver":
+        return receiver
     if row.gives == "first":
         return it.args[0] if it.args else None
     return unknown(row.taint, frozenset(row.taint.split()))

@@ -1,17 +1,13 @@
-"""Calls of elasticrun itself, and loops over its loaders that cannot be seen."""
+"""Calls of elasticrun itself."""
 
 from __future__ import annotations
 
-import ast
 from dataclasses import replace
 
-from elasticrun.lint.graph import DataLoop
-from elasticrun.lint.naming import written
 from elasticrun.lint.values import (
     Kind,
     Value,
     constant,
-    loaders_in,
     register,
     register_reachable,
     unknown,
@@ -88,23 +84,3 @@ def make_accumulator(walk: Walk, it: Called) -> Value:
     value = _state(walk, it, "accumulator")
     value.taints = frozenset(("accumulated",))
     return value
-
-
-# Loops that cannot be seen.
-
-
-def assume_loop(walk: Walk, loader: Value, node: ast.AST) -> None:
-    """Note a loop over a loader inside a function that is known to have one."""
-    found = loaders_in(loader)
-    if not found:
-        return
-    loop = DataLoop(
-        walk.step(node),
-        (),
-        written(node)[:60],
-        found[0],
-        sure=found[0].sure,
-        is_elastic=found[0].kind == "loader",
-    )
-    walk.graph.loops.append(loop)
-    walk.step(walk.frame.statement)

@@ -23,7 +23,6 @@ from elasticrun.lint.values import (
     unknown,
 )
 from elasticrun.lint.walk.arguments import Called
-from elasticrun.lint.walk.elastic import assume_loop
 from elasticrun.lint.walk.losses import OF_CRITERIA, of_other_loss, taints_of_labels
 from elasticrun.lint.walk.walk import Walk
 
@@ -109,30 +108,17 @@ def is_seeded(walk: Walk, name: str) -> bool:
 # What changes weights, and what all replicas do together.
 
 
-def initialize(walk: Walk, it: Called) -> Value:
-    """Note that weights are changed in place."""
-    weights = next(iter(it.args), None)
-    if weights is not None and weights.kind == "param":
-        weights = weights.owner
-    walk.note(it.node, "trained", weights, role="weights", how=it.name)
-    return unknown()
-
-
-def foreach(walk: Walk, it: Called) -> Value:
-    """Note what changes many weights at once."""
+def change_weights(walk: Walk, it: Called) -> Value:
+    """Note that weights are changed in place: those of a model, or many at once."""
     given = [each for first in it.args[:1] for each in (first, *first.parts)]
-    weights = next((each for each in given if each.kind == "param"), None)
-    if weights is not None:
-        how = it.last.removeprefix("_foreach_")
-        walk.note(it.node, "trained", weights.owner, role="weights", how=how)
+    weights = next((each.owner for each in given if each.kind == "param"), None)
+    if weights is None and not it.last.startswith("_foreach_"):
+        weights = next(iter(given), None)
+    elif weights is None:
+        return unknown()
+    how = it.last.removeprefix("_foreach_")
+    walk.note(it.node, "trained", weights, role="weights", how=how)
     return unknown()
-
-
-def update_bn(walk: Walk, it: Called) -> Value | None:
-    """Note the loop over a loader with which statistics are made anew."""
-    if it.args:
-        assume_loop(walk, it.args[0], it.node)
-    return unknown() if it.args else None
 
 
 OF_ONE_REPLICA = frozenset(("rank", "batch"))

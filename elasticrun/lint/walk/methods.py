@@ -170,19 +170,13 @@ def set_up(walk: Walk, it: MethodCalled) -> Value:
     return it.receiver
 
 
-def apply_to_model(walk: Walk, it: MethodCalled) -> Value:
-    """Note that the weights change of the model that has some parameters."""
-    model = it.receiver.owner or it.receiver
-    walk.note(it.node, "trained", model, role="weights", how=it.name)
-    return model
-
-
 def change_parameters(walk: Walk, it: MethodCalled) -> Value:
     """Note what changes parameters in place."""
     model = it.receiver.owner or it.receiver
     if it.name == "backward":
         walk.note(it.node, "backward", taints=it.receiver.taints)
     is_in_place = it.name.endswith("_") and not it.name.startswith("_")
+    is_in_place |= it.name in ("apply", "reset_parameters")
     how = it.name if is_in_place and it.name not in _HARMLESS_IN_PLACE else ""
     if it.name == "copy_" and _names_itself(it):
         how = "in place"

@@ -7,12 +7,9 @@ import sys
 
 from elasticrun.lint import catalog, roles
 from elasticrun.lint.events import Event
-from elasticrun.lint.graph import LOG, NONE, OWN, TEST, Sink, Step, flow_to
+from elasticrun.lint.graph import LOG, NONE, TEST, Sink, Step, flow_to
 from elasticrun.lint.naming import STOPS, last_name, named, written
 from elasticrun.lint.values import Value, elastic_loaders_in, join, merged, unknown
-from elasticrun.lint.walk.expressions import call_method
-from elasticrun.lint.walk.frames import Frame
-from elasticrun.lint.walk.functions import run_function
 from elasticrun.lint.walk.walk import RunStatement, Walk
 
 _QUIET_TEST = Sink("quiet_test")  # decides only about a line in a log
@@ -126,8 +123,6 @@ def _is_main_test(test: ast.expr) -> bool:
 
 def _sink_of_test(walk: Walk, node: ast.If) -> Sink:
     """Return what a test is to what it reads: a decision, or only about a log line."""
-    if _is_lazy(node):
-        return OWN
     if not (_is_quiet(node.body) and _is_quiet(node.orelse)):
         return TEST
     # What is set in both branches gets its value by the test.
@@ -152,11 +147,6 @@ def _run_with(walk: Walk, node: ast.With | ast.AsyncWith) -> None:
     walk.step(node)
     for item in node.items:
         value = walk.evaluate(item.context_expr)
-        if value.kind == "generator":
-            value = _entered(walk, value, node)
-        elif value.defines("__enter__"):
-            entered = call_method(walk, value, "__enter__", node)
-            value = entered if entered.kind not in ("unknown", "const") else value
         if item.optional_vars is not None:
             walk.assign(item.optional_vars, value)
     outer, loops, entry = walk.catching, len(walk.graph.loops), walk.current
@@ -169,19 +159,6 @@ def _run_with(walk: Walk, node: ast.With | ast.AsyncWith) -> None:
         for item in node.items:
             if _suppresses_stop(item.context_expr):
                 walk.note(item.context_expr, "suppressed", step=entry)
-
-
-def _entered(walk: Walk, value: Value, node: ast.AST) -> Value:
-    """Walk through a generator that manages a context; return what it gives."""
-    handed: list[Value] = []
-    inner: Frame = value.frame
-    function = inner.function
-    if function in walk.active or not isinstance(function, ast.FunctionDef):
-        return unknown()
-    inner.yields = handed.append
-    run_function(walk, function, inner, node)
-    inner.yields = None
-    return handed[0] if handed else unknown()
 
 
 def _run_try(walk: Walk, node: ast.Try) -> None:
@@ -249,7 +226,7 @@ def _suppresses_stop(node: ast.expr) -> bool:
     return not STOPS.isdisjoint(map(last_name, node.args))
 
 
-# Which branches only log, and which tests only ask whether something is made yet.
+# Which branches only log.
 
 
 _ALSO_QUIET = named(
@@ -286,32 +263,6 @@ def _is_quiet_call(node: ast.Call) -> bool:
     words = name.lower().strip("_").split("_")
     is_named_so = bool(_SHOWING & set(words))
     return (is_logging and not tracks) or is_named_so or name in _ALSO_QUIET
-
-
-def _is_lazy(node: ast.If) -> bool:
-    """Return whether an `if` only makes what its test finds to be missing."""
-    wanted = _missing(node.test)
-    if wanted is None or node.orelse:
-        return False
-    stored = [
-        written(target)
-        for each in node.body
-        if isinstance(each, ast.Assign)
-        for target in each.targets
-    ]
-    return any(each == wanted or each.startswith(f"{wanted}[") for each in stored)
-
-
-def _missing(test: ast.expr) -> str | None:
-    """Return what a test like `x is None`, `not x` or `k not in x` finds missing."""
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return written(test.operand)
-    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
-        return None
-    right = test.comparators[0]
-    if isinstance(test.ops[0], ast.Is) and isinstance(right, ast.Constant):
-        return written(test.left) if right.value is None else None
-    return written(right) if isinstance(test.ops[0], ast.NotIn) else None
 
 
 STATEMENTS: dict[type[ast.stmt], RunStatement] = {

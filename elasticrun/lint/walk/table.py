@@ -15,7 +15,7 @@ from elasticrun.lint.catalog import (
 )
 from elasticrun.lint.events import What
 from elasticrun.lint.graph import CONTENT, LOG, OPTIMIZER, SAVE, TRACK, VALUE, Sink
-from elasticrun.lint.roles import is_iterated_sampler, is_model_wrapper, made_by
+from elasticrun.lint.roles import is_model_wrapper, made_by
 from elasticrun.lint.values import Value, key_of, unknown
 from elasticrun.lint.walk import elastic, externals, methods
 from elasticrun.lint.walk.arguments import Called, MethodCalled
@@ -32,7 +32,7 @@ class Row(NamedTuple):
         event: What is noted of it.
         sink: Where the arguments go; where the result goes, if it is None.
         gives: What it returns: something unknown, nothing, its first argument, what
-            a method is called on, or something unknown that depends on that.
+            a method is called on, or something unknown made of that and the arguments.
         role: That of the event.
         taint: What the result depends on.
         do: What does it where this is not all.
@@ -75,18 +75,6 @@ def _range(_: Walk, it: Called) -> Value:
     return Value("range", parts=it.args, taints=it.taints)
 
 
-def _sampler(_: Walk, it: Called) -> Value:
-    return Value("sampler", it.name, parts=it.values, node=it.node)
-
-
-def _path(_: Walk, it: Called) -> Value:
-    return unknown(taints=it.taints | {"path"})
-
-
-def _first(_: Walk, it: Called) -> Value | None:
-    return it.args[0] if it.args else None
-
-
 def _getattr(walk: Walk, it: Called) -> Value | None:
     name = key_of(it.args[1]) if len(it.args) > 1 else None
     return attribute(walk, it.args[0], name, it.node) if isinstance(name, str) else None
@@ -103,10 +91,6 @@ def _environ(_: Walk, it: Called) -> Value | None:
 
 def _iterator(walk: Walk, it: Called) -> Value | None:
     return externals.iterator(walk, it, it.args[0]) if it.args else None
-
-
-def _own_iterator(walk: Walk, it: MethodCalled) -> Value:
-    return externals.iterator(walk, it, it.receiver)
 
 
 def _get(walk: Walk, it: MethodCalled) -> Value | None:
@@ -218,7 +202,8 @@ _FUNCTIONS = _table(
         logging.basicConfig logging.FileHandler logging.handlers.RotatingFileHandler
     """),
     (Row("signal"), "signal.signal"),
-    (Row(do=externals.consume), "sum max min any all"),
+    (Row(do=externals.consume),
+     "sum max min any all torch.optim.swa_utils.update_bn"),
     (Row(do=externals.container), "list tuple set frozenset dict vars"),
     (Row(do=externals.make_container), "dataclasses.field"),
     (Row(do=externals.make_record), "collections.namedtuple"),
@@ -236,17 +221,17 @@ _COLLECTIVE = (
 
 # Functions of whole modules; then come those that make objects, which roles.py knows.
 _PATTERNS = {
-    _COLLECTIVE: externals.agree,
-    r"^torch\.nn\.init\.|(?:^|\.)prune(?:\.|$)": externals.initialize,
-    r"^torch\._foreach_\w+_$": externals.foreach,
-    r"^sklearn\.(?:model_selection|utils)\.": externals.split,
-    r"^pathlib\.": _path,
-    r"^gym(?:nasium)?\.wrappers\.": _first,
+    _COLLECTIVE: Row(do=externals.agree),
+    r"^torch\.(?:nn\.init\.|_foreach_\w+_$)|(?:^|\.)prune(?:\.|$)": Row(
+        do=externals.change_weights
+    ),
+    r"^sklearn\.(?:model_selection|utils)\.": Row(do=externals.split),
+    r"^pathlib\.": Row(gives="alike", taint="path"),
+    r"^gym(?:nasium)?\.wrappers\.": Row(gives="first"),
 }
 
 # Functions and classes of any module, by the last part of their names.
 _OF_ANY_MODULE = _table(
-    (Row(do=externals.update_bn), "update_bn"),
     (Row(), "clip_grad_norm_ clip_grad_value_ backward"),
     (Row(do=lambda _, it: Value("opaque", it.name)), """
         Thread Process ThreadPoolExecutor ProcessPoolExecutor
@@ -287,11 +272,9 @@ def function_row(name: str) -> Row | None:
     """Return what calling a function or class does, if that is known by its name."""
     if name in _FUNCTIONS:
         return _FUNCTIONS[name]
-    for pattern, handler in _PATTERNS.items():
+    for pattern, row in _PATTERNS.items():
         if re.search(pattern, name):
-            return Row(do=handler)
-    if is_iterated_sampler(name):
-        return Row(do=_sampler)
+            return row
     if is_model_wrapper(name):
         return Row(do=externals.wrap_model)
     if made_by(name):
@@ -344,7 +327,6 @@ _METHODS: dict[str, dict[str, Row]] = {
         "enumerate": Row(do=_count),
         "batches": Row(do=_batches),
         "autoscale": Row("collective"),
-        "__iter__": Row(do=_own_iterator),
         _OTHERWISE: Row(),
     },
     "list": _CONTAINER,
@@ -381,8 +363,6 @@ _METHODS: dict[str, dict[str, Row]] = {
     },
     "model": _MODEL,
     "param": {
-        "apply": Row(do=methods.apply_to_model),
-        "reset_parameters": Row(do=methods.apply_to_model),
         "requires_grad_": Row(do=methods.set_up),
         _OTHERWISE: Row(sink=OPTIMIZER, do=methods.change_parameters),
     },

@@ -13,7 +13,6 @@ from elasticrun.lint.project import Module, Project
 from elasticrun.lint.values import (
     Arguments,
     Class,
-    MethodDef,
     Value,
     register_reachable,
 )
@@ -27,7 +26,7 @@ from elasticrun.lint.walk import (
 )
 from elasticrun.lint.walk.expressions import attribute
 from elasticrun.lint.walk.frames import Frame, Function
-from elasticrun.lint.walk.functions import bind, is_generator, run_function
+from elasticrun.lint.walk.functions import bind, run_function
 from elasticrun.lint.walk.walk import Handlers, Walk
 
 _HANDLERS = Handlers(
@@ -83,8 +82,6 @@ def _enter_alone(walk: Walk, value: Value) -> None:
     function = value.node
     assert isinstance(function, Function)
     walk.visited.add(function)
-    if is_generator(function):
-        return
     walk.here = []
     walk.step(function)
     inner = Frame(walk.frame.module, function, outer=value.frame)
@@ -99,14 +96,13 @@ def _try_class(walk: Walk, cls: Class, entries: Entries) -> None:
         for name, each in cls.methods.items()
         if name != "__init__" and each not in walk.visited and entries.is_worth_it(each)
     ]
-    methods += _inherited(walk, cls, entries)
     if not methods or cls.role in ("model", "dataset", "state"):
         return
     made = walk.made(Value("instance", cls.node.name, node=cls.node, cls=cls))
     _enter_method(walk, made, "__init__")
     # Those with an epoch loop first: they call the others.
     for each in sorted(methods, key=lambda each: entries.order(each, each.name)):
-        if each not in walk.visited or each.name not in cls.methods:
+        if each not in walk.visited:
             _enter_method(walk, made, each.name)
     if made.is_durable:
         register_reachable(made)
@@ -118,20 +114,6 @@ def _enter_method(walk: Walk, made: Value, name: str) -> None:
         method = attribute(walk, made, name, made.cls.node)
         if method.kind == "func":
             _enter_alone(walk, method)
-
-
-def _inherited(walk: Walk, cls: Class, entries: Entries) -> list[MethodDef]:
-    """Return inherited methods with epochs, which may call the class's own ones."""
-    own = [each for name, each in cls.methods.items() if name != "__init__"]
-    if all(each in walk.visited for each in own):
-        return []
-    found: dict[str, MethodDef] = {}
-    for base in cls.lineage()[1:]:
-        for name, each in base.methods.items():
-            is_near = base.module is cls.module and name not in cls.methods
-            if is_near and not entries.order(each, name)[0]:
-                found.setdefault(name, each)
-    return list(found.values())
 
 
 class Entries:
