@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 
 from elasticrun.lint import catalog, roles
@@ -77,20 +78,25 @@ def _run_if(walk: Walk, node: ast.If) -> None:
     with walk.into(_sink_of_test(walk, node)):
         test = walk.evaluate(node.test)
     guard = walk.guard(node.test, _taints_of_test(node.test, test))
-    start, before = walk.here, dict(frame.env)
-    with walk.guarded(guard):
-        walk.run(node.body)
-    first, env = walk.here, frame.env
-    walk.here, frame.env = start, before
-    with walk.guarded(guard.opposite):
-        walk.run(node.orelse)
-    second = walk.here
-    if first:
-        frame.env = merged(env, frame.env) if second else env
-    walk.here = [*first, *(each for each in second if each not in first)]
-    if bool(first) != bool(second):
+    start, before = walk.here, frame.env
+    ends = []
+    for holds, body in ((guard, node.body), (guard.opposite, node.orelse)):
+        walk.here, frame.env = start, dict(before)
+        with walk.guarded(holds):
+            walk.run(body)
+        ends.append((walk.here, frame.env))
+    _meet(walk, ends)
+    first, second = (bool(here) for here, _ in ends)
+    if first != second:
         # One branch leaves: what follows runs under the other one's condition.
         walk.guards += (guard if first else guard.opposite,)
+
+
+def _meet(walk: Walk, ends: list[tuple[list[Step], dict[str, Value]]]) -> None:
+    """Go on behind branches, with what the names may be where each ends."""
+    reached = [each for each in ends if each[0]] or ends[-1:]
+    walk.here = list(dict.fromkeys(step for here, _ in reached for step in here))
+    walk.frame.env = functools.reduce(merged, (env for _, env in reached))
 
 
 def _taints_of_test(test: ast.expr, value: Value) -> frozenset[str]:
@@ -105,15 +111,14 @@ def _run_match(walk: Walk, node: ast.Match) -> None:
     with walk.into(TEST):
         subject = walk.evaluate(node.subject)
     guard = walk.guard(node.subject, subject.taints)
-    start, before = walk.here, dict(frame.env)
-    ends, env = list(start), dict(frame.env)
+    start, before = walk.here, frame.env
+    ends = [(start, before)]
     for case in node.cases:
-        walk.here, frame.env = list(start), dict(before)
+        walk.here, frame.env = start, dict(before)
         with walk.guarded(guard):
             walk.run(case.body)
-        ends += walk.here
-        env = merged(env, frame.env)
-    walk.here, frame.env = ends, env
+        ends.append((walk.here, frame.env))
+    _meet(walk, ends)
 
 
 def _is_main_test(test: ast.expr) -> bool:
@@ -164,34 +169,29 @@ def _run_with(walk: Walk, node: ast.With | ast.AsyncWith) -> None:
 def _run_try(walk: Walk, node: ast.Try) -> None:
     entry = walk.step(node)
     first, before = len(walk.graph.steps), dict(walk.frame.env)
-    loops, outer = len(walk.graph.loops), walk.catching
-    num_events = len(walk.events)
+    num_events, outer = len(walk.events), walk.catching
     walk.catching += tuple(
         "" if each.type is None else written(each.type) for each in node.handlers
     )
     walk.run(node.body)
     walk.catching = outer
-    has_loop = len(walk.graph.loops) > loops
+    has_loop, has_epochs = (
+        any(each.step.number >= first for each in loops)
+        for loops in (walk.graph.loops, walk.graph.epochs)
+    )
+    if has_loop or has_epochs or any(map(_asks_a_loader, walk.events[num_events:])):
+        walk.note(node, "guarded", step=entry)
     # Of a body with a dataset loop only the loop is taken to raise.
     raising = [
         step
         for step in walk.graph.steps[first:]
         if not has_loop or step.loop is not None
     ]
-    lines = range(node.lineno, (node.end_lineno or 0) + 1)
-    has_epochs = any(each.line in lines for each in walk.graph.epochs)
-    if has_loop or has_epochs or any(map(_asks_a_loader, walk.events[num_events:])):
-        walk.note(node, "guarded", step=entry)
-    if walk.here and node.orelse:
-        walk.run(node.orelse)
+    walk.run(node.orelse)
     _run_handlers(walk, node, [entry, *raising], before)
-    if node.finalbody:
-        is_left = not walk.here
-        if is_left:
-            walk.here = [entry]
-        walk.run(node.finalbody)
-        if is_left:
-            walk.here = []
+    if node.finalbody and not walk.here:
+        walk.here = [entry]
+    walk.run(node.finalbody)
 
 
 def _asks_a_loader(event: Event) -> bool:
@@ -204,20 +204,17 @@ def _run_handlers(
     walk: Walk, node: ast.Try, starts: list[Step], before: dict[str, Value]
 ) -> None:
     """Walk through the handlers, each behind all steps that may raise."""
-    frame = walk.frame
-    ends, env = walk.here, frame.env
+    frame, env = walk.frame, walk.frame.env
+    ends = [(walk.here, env)]
     for handler in node.handlers:
-        walk.here, frame.env = list(starts), merged(dict(env), before)
+        walk.here, frame.env = starts, merged(dict(env), before)
         walk.step(handler)
-        if handler.type is not None:
-            walk.evaluate(handler.type)
+        walk.evaluate(handler.type)
         if handler.name:
             frame.env[handler.name] = unknown(handler.name)
         walk.run(handler.body)
-        ends = [*ends, *walk.here]
-        if walk.here:
-            env = merged(env, frame.env)
-    walk.here, frame.env = ends, env
+        ends.append((walk.here, frame.env))
+    _meet(walk, ends)
 
 
 def _suppresses_stop(node: ast.expr) -> bool:
