@@ -241,15 +241,6 @@ def register(value: Value, seen: set[int] | None = None) -> None:
         register(part, seen)
 
 
-def register_reachable(value: Value, depth: int = 4) -> None:
-    """Mark all that an object holds as saved: it saves and loads it itself."""
-    for child in [*value.attrs.values(), *value.parts]:
-        if child.is_object and not child.registered:
-            register(child)
-            if depth:
-                register_reachable(child, depth - 1)
-
-
 def join(first: Value, second: Value) -> Value:
     """Return what is known where two branches meet: more of objects than of others."""
     if first is second:

@@ -16,7 +16,6 @@ from elasticrun.lint.values import (
     Class,
     Value,
     constant,
-    register_reachable,
     unknown,
 )
 from elasticrun.lint.walk.arguments import Called, MethodCalled, arguments, called
@@ -208,7 +207,6 @@ def _instantiate(walk: Walk, callee: Value, node: ast.Call) -> Value:
     if cls.role == "state":
         walk.note(node, "state", made, name=cls.node.name)
         made.registered = True
-        register_reachable(made)
     elif cls.role in ("scheduler", "optimizer", "ema", "scaler"):
         walk.note(node, "made", made, role=cls.role)
     return made

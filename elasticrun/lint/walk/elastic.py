@@ -9,7 +9,6 @@ from elasticrun.lint.values import (
     Value,
     constant,
     register,
-    register_reachable,
     unknown,
 )
 from elasticrun.lint.walk.arguments import Called
@@ -20,8 +19,6 @@ def register_all(walk: Walk, it: Called) -> Value:
     """Register what `register` is given."""
     for value in it.values:
         register(value)
-        if value.kind == "instance":
-            register_reachable(value)
     walk.note(it.node, "state", name="register", given=it)
     for keyword in it.node.keywords:
         if keyword.arg is None:

@@ -219,9 +219,10 @@ def attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value:
     if name in base.attrs:
         value = base.attrs[name]
         walk.read((base.uid, name), node)
-        if value.is_container or _may_hold(value):
+        holds = value.is_container or _may_hold(value)
+        if holds:
             walk.read((value.uid, "[]"), node)
-        if value.is_container or _may_hold(value) or (base.is_model and value.is_model):
+        if holds or value.is_model or (value.is_object and not base.is_model):
             value.registered |= base.is_durable
         return value
     if base.cls is not None:

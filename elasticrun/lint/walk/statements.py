@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import sys
 
 from elasticrun.lint import catalog, roles
 from elasticrun.lint.events import Event
-from elasticrun.lint.graph import LOG, NONE, TEST, Sink, Step, flow_to
+from elasticrun.lint.graph import LOG, NONE, OWN, TEST, Sink, Step, flow_to
 from elasticrun.lint.naming import STOPS, last_name, named, written
 from elasticrun.lint.values import Value, elastic_loaders_in, join, merged, unknown
 from elasticrun.lint.walk.walk import RunStatement, Walk
@@ -128,6 +129,8 @@ def _is_main_test(test: ast.expr) -> bool:
 
 def _sink_of_test(walk: Walk, node: ast.If) -> Sink:
     """Return what a test is to what it reads: a decision, or only about a log line."""
+    if _is_lazy(node):
+        return OWN
     if not (_is_quiet(node.body) and _is_quiet(node.orelse)):
         return TEST
     # What is set in both branches gets its value by the test.
@@ -223,7 +226,7 @@ def _suppresses_stop(node: ast.expr) -> bool:
     return not STOPS.isdisjoint(map(last_name, node.args))
 
 
-# Which branches only log.
+# Which branches only log, and which tests only ask whether something is made yet.
 
 
 _ALSO_QUIET = named(
@@ -260,6 +263,21 @@ def _is_quiet_call(node: ast.Call) -> bool:
     words = name.lower().strip("_").split("_")
     is_named_so = bool(_SHOWING & set(words))
     return (is_logging and not tracks) or is_named_so or name in _ALSO_QUIET
+
+
+def _is_lazy(node: ast.If) -> bool:
+    """Return whether an `if` only makes what its test finds to be missing."""
+    test = re.match(r"not (.+)$|(.+) is None$|.+ not in (.+)$", written(node.test))
+    if test is None or node.orelse:
+        return False
+    missing = test[test.lastindex or 0]
+    made = [
+        written(target)
+        for each in node.body
+        if isinstance(each, ast.Assign)
+        for target in each.targets
+    ]
+    return any(each == missing or each.startswith(f"{missing}[") for each in made)
 
 
 STATEMENTS: dict[type[ast.stmt], RunStatement] = {

@@ -14,7 +14,6 @@ from elasticrun.lint.values import (
     Arguments,
     Class,
     Value,
-    register_reachable,
 )
 from elasticrun.lint.walk import (
     assignment,
@@ -104,8 +103,6 @@ def _try_class(walk: Walk, cls: Class, entries: Entries) -> None:
     for each in sorted(methods, key=lambda each: entries.order(each, each.name)):
         if each not in walk.visited:
             _enter_method(walk, made, each.name)
-    if made.is_durable:
-        register_reachable(made)
 
 
 def _enter_method(walk: Walk, made: Value, name: str) -> None:
