@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from elasticrun.lint import roles
 from elasticrun.lint.graph import OPTIMIZER, TEST, DataLoop, EpochLoop, Step, WalkedLoop
-from elasticrun.lint.naming import written
+from elasticrun.lint.naming import last_name, written
 from elasticrun.lint.values import (
     NO_TAINTS,
     Kind,
@@ -47,7 +47,8 @@ def iterate(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     elif value.kind == "generator":
         _generator(walk, value, node, body)
     elif value.defines("__iter__"):
-        _iterable(walk, value, node, body)
+        made = call_method(walk, value, "__iter__", node)
+        walk.iterate(made if made.kind in _ITERATED else unknown(), node, body)
     elif elements := _few_elements(value):
         _unrolled(walk, elements, node, body)
     else:
@@ -269,26 +270,11 @@ def _generator(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
         walk.step(walk.frame.statement)
 
 
-def _iterable(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
-    """Walk through what `__iter__` gives, or through a loader that the object has."""
-    result = call_method(walk, value, "__iter__", node)
-    if result.kind in _ITERATED:
-        walk.iterate(result, node, body)
-        return
-    loaders = [each for each in value.attrs.values() if each.kind == "loader"]
-    if loaders:
-        walk.iterate(loaders[0], node, body)
-    else:
-        _repeated(walk, node, body, unknown())
-
-
 def _loop_text(node: ast.AST) -> str:
     """Return what a loop iterates, as the program writes it."""
-    source = getattr(node, "iter", None)
-    if source is None:
-        return written(node)[:60]
+    source = getattr(node, "iter", node)
     while isinstance(source, ast.Call):
-        name = written(source.func).rpartition(".")[2]
+        name = last_name(source.func)
         if name == "remaining_steps_until":
             break
         if source.args and name != "batches":
@@ -363,7 +349,9 @@ def _evaluate_comprehension(
         else:
             result.parts.append(value)
 
+    env = dict(walk.frame.env)
     _nest(walk, node, node.generators, add)
+    walk.frame.env = env
     result.is_complete = result.kind != "dict" or not result.parts
     return walk.made(result)
 
@@ -375,30 +363,23 @@ def _nest(
     add: Callable[[], None],
 ) -> None:
     """Run a comprehension's loops, one within the other, and `add` in the last."""
-    frame = walk.frame
-    env = dict(frame.env)
+    if not generators:
+        add()
+        return
+    outer, *inner = generators
 
-    def level(depth: int) -> None:
-        if depth == len(generators):
-            add()
-            return
-        generator = generators[depth]
+    def body(element: Value) -> None:
+        walk.assign(outer.target, element, how="target")
+        walk.step(node)
+        for test in outer.ifs:
+            walk.evaluate(test)
+        _nest(walk, node, inner, add)
 
-        def body(element: Value) -> None:
-            walk.assign(generator.target, element, how="target")
-            walk.step(node)
-            for test in generator.ifs:
-                walk.evaluate(test)
-            level(depth + 1)
-
-        walk.iterated.add(generator.iter)
-        value = walk.evaluate(generator.iter)
-        if isinstance(node, ast.ListComp):
-            note_order(walk, value, node)
-        walk.iterate(value, node, body)
-
-    level(0)
-    frame.env = env
+    walk.iterated.add(outer.iter)
+    value = walk.evaluate(outer.iter)
+    if isinstance(node, ast.ListComp):
+        note_order(walk, value, node)
+    walk.iterate(value, node, body)
 
 
 STATEMENTS: Mapping[type[ast.stmt], RunStatement] = {
