@@ -168,17 +168,9 @@ def iterator(walk: Walk, it: Called, source: Value) -> Value:
 
 
 def wrap(walk: Walk, it: Called) -> Value | None:
-    """Return a progress bar, an enumeration, a list, ... of what a call is given."""
-    if it.args and it.last in ("list", "tuple", "enumerate"):
+    """Return a progress bar, an enumeration, ... of what a call is given."""
+    if it.args and it.last == "enumerate":
         note_order(walk, it.args[0], it.node)
-    if it.last in ("list", "tuple", "sorted") and it.args:
-        first = it.args[0]
-        if first.kind in ("list", "tuple", "dict") and it.last != "sorted":
-            items = Value("list", parts=first.parts, is_complete=first.is_complete)
-            return walk.made(items)
-        consume(walk, it)
-        parameters = [first] if first.kind == "param" else []
-        return walk.made(Value("list", parts=parameters, taints=it.taints))
     parts = it.args if it.last == "zip" else it.values
     if not parts:
         return None
@@ -201,34 +193,25 @@ def consume(walk: Walk, it: Called) -> Value | None:
     return unknown(taints=it.taints) if it.args else None
 
 
-def container(walk: Walk, it: Called) -> Value | None:
-    """Return a new container; of what it is given only lists and tuples are known."""
-    if it.name in ("list", "tuple") and it.values:
-        return wrap(walk, it)
-    if it.name in ("set", "dict", "frozenset") and it.args:
-        consumed = consume(walk, it)
-        if it.name == "dict":
-            return consumed
-        made = Value("set", node=it.node, is_complete=False, taints=it.taints)
-        return walk.made(made)
-    return make_container(walk, it)
+def make_list(walk: Walk, it: Called) -> Value:
+    """Return the list or set that a call makes of what it is given."""
+    first = it.args[0] if it.args else Value("list")
+    if it.last in ("list", "tuple"):
+        note_order(walk, first, it.node)
+        if first.is_container or first.kind == "tuple":
+            made = Value("list", parts=first.parts, is_complete=first.is_complete)
+            made.is_empty = not it.args
+            return walk.made(made)
+    consume(walk, it)
+    if it.last not in ("set", "frozenset"):
+        parameters = [first] if first.kind == "param" else []
+        return walk.made(Value("list", parts=parameters, taints=it.taints))
+    made = Value("set", node=it.node, is_complete=False, is_empty=not it.args)
+    made.taints = it.taints
+    return walk.made(made)
 
 
 # Objects.
-
-
-_KINDS: dict[str, Kind] = {
-    "list": "list",
-    "dict": "dict",
-    "set": "set",
-    "frozenset": "set",
-    "tuple": "tuple",
-    "deque": "list",
-    "defaultdict": "dict",
-    "OrderedDict": "dict",
-    "Counter": "dict",
-    "vars": "dict",
-}
 
 
 def make(walk: Walk, it: Called) -> Value:
@@ -323,23 +306,30 @@ def _names_a_file(node: ast.Call) -> bool:
 
 # Containers.
 
+_FACTORIES: dict[str, Kind] = {"list": "list", "dict": "dict", "set": "set"}
 
-def make_container(walk: Walk, it: Called) -> Value | None:
-    """Return a new container, or a record with the attributes that it is given."""
-    if it.last == "field":
-        factory = it.keywords.get("default_factory")
-        kind = _KINDS.get(factory.name, "opaque") if factory is not None else None
-        return walk.made(Value(kind, node=it.node)) if kind is not None else None
-    kind = _KINDS.get(it.last, "instance")
-    if it.last in ("deque", "defaultdict", "OrderedDict", "Counter"):
-        made = walk.made(Value(kind, node=it.node, is_complete=False))
-        made.parts = [each for each in it.args if each.name == "list"]  # its factory
-        return made
-    if not it.values and it.last != "vars" and kind != "instance":
-        return walk.made(Value(kind, node=it.node, is_empty=True))
+
+def field(walk: Walk, it: Called) -> Value | None:
+    """Return what a field of a data class holds at first, if that is a container."""
+    factory = it.keywords.get("default_factory")
+    kind = _FACTORIES.get(factory.name) if factory is not None else None
+    return walk.made(Value(kind, node=it.node)) if kind is not None else None
+
+
+def make_collection(walk: Walk, it: Called) -> Value:
+    """Return a new container of the standard library's, with its factory."""
+    kind: Kind = "list" if it.last == "deque" else "dict"
+    factory = [each for each in it.args if each.name == "list"]
+    return walk.made(Value(kind, node=it.node, parts=factory, is_complete=False))
+
+
+def make_dict(walk: Walk, it: Called) -> Value | None:
+    """Return a dictionary, or a record with the attributes that it is given."""
     if it.args:
-        return None
-    return walk.made(Value(kind, node=it.node, attrs=it.keywords))
+        return consume(walk, it) if it.last == "dict" else None
+    kind: Kind = "dict" if it.last in ("dict", "vars") else "instance"
+    is_empty = it.last == "dict" and not it.values
+    return walk.made(Value(kind, node=it.node, attrs=it.keywords, is_empty=is_empty))
 
 
 def make_record(walk: Walk, it: Called) -> Value | None:

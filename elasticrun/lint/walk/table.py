@@ -204,8 +204,8 @@ _FUNCTIONS = _table(
     (Row("signal"), "signal.signal"),
     (Row(do=externals.consume),
      "sum max min any all torch.optim.swa_utils.update_bn"),
-    (Row(do=externals.container), "list tuple set frozenset dict vars"),
-    (Row(do=externals.make_container), "dataclasses.field"),
+    (Row(do=externals.make_list), "list tuple sorted set frozenset"),
+    (Row(do=externals.field), "dataclasses.field"),
     (Row(do=externals.make_record), "collections.namedtuple"),
 )  # fmt: skip
 
@@ -238,13 +238,12 @@ _OF_ANY_MODULE = _table(
     """),
     (Row(do=_iterator), "iter cycle"),
     (Row(do=externals.wrap), """
-        enumerate tqdm trange zip islice list tuple sorted reversed chain map filter
-        track count
+        enumerate tqdm trange zip islice reversed chain map filter track count
     """),
-    (Row(do=externals.container), "deque defaultdict OrderedDict Counter"),
+    (Row(do=externals.make_collection), "deque defaultdict OrderedDict Counter"),
     (Row(taint="rank"), "is_main_process is_main is_master get_rank is_rank_zero"),
-    (Row(do=externals.make_container), """
-        SimpleNamespace Namespace AttrDict EasyDict Box
+    (Row(do=externals.make_dict), """
+        dict vars SimpleNamespace Namespace AttrDict EasyDict Box
     """),
 )  # fmt: skip
 
