@@ -120,6 +120,10 @@ class Value:
         return self.kind in ("list", "dict", "set")
 
     @property
+    def is_none(self) -> bool:
+        return self.kind == "const" and self.constant is None
+
+    @property
     def is_model(self) -> bool:
         """Whether it is a model, of the project or not."""
         is_own = self.cls is not None and self.cls.role == "model"

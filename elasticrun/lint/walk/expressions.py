@@ -86,17 +86,12 @@ def _evaluate_conditional(walk: Walk, node: ast.IfExp) -> Value:
     first = _under(walk, guard, node.body)
     second = _under(walk, guard.opposite, node.orelse)
     value = join(first, second)
-    if value.is_object and "rank" in test.taints and _is_none(first, second):
+    if value.is_object and "rank" in test.taints and (first.is_none or second.is_none):
         value.taints |= {"rank"}  # whether it is there
     if value.kind in ("unknown", "const"):
         by_rank = test.taints & {"rank"}
         value = unknown(value.name, first.taints | second.taints | by_rank)
     return value
-
-
-def _is_none(*values: Value) -> bool:
-    """Return whether one of some values is None."""
-    return any(each.kind == "const" and each.constant is None for each in values)
 
 
 def _under(walk: Walk, guard: Guard, node: ast.expr) -> Value:

@@ -264,18 +264,18 @@ def looks_like_model(value: Value) -> bool:
 
 def open_named(walk: Walk, it: Called) -> Value:
     """Return an open file, whose path is the first argument."""
-    return open_file(walk, it, (it.args or [unknown()])[0])
+    text = written(it.node.args[0]) if it.node.args else ""
+    return open_file(walk, it, it.args[0] if it.args else unknown(), it.args[1:], text)
 
 
-def open_file(walk: Walk, it: Called, path: Value) -> Value:
+def open_file(
+    walk: Walk, it: Called, path: Value, rest: list[Value], text: str
+) -> Value:
     """Return an open file, noting its path, and its mode from the other arguments."""
-    rest = it.args[1:] if path in it.args else it.args
-    given = it.keywords.get("mode") or (rest[0] if rest else constant("r"))
-    mode = key_of(given)
+    mode = key_of(it.keywords.get("mode") or next(iter(rest), constant("r")))
     mode = mode if isinstance(mode, str) else "?"
     value = walk.made(Value("file", path.name, node=it.node, mode=mode))
     paths = Arguments([path])
-    text = _path_text(it.node)
     walk.note(it.node, "opened", value, given=paths, text=text, how=mode)
     return value
 
@@ -287,21 +287,6 @@ def log_file(walk: Walk, it: Called) -> Value | None:
         paths = Arguments([path])
         walk.note(it.node, "opened", given=paths, name=it.name, how="a")
     return None
-
-
-def _path_text(node: ast.Call) -> str:
-    function = node.func
-    if isinstance(function, ast.Attribute) and not _names_a_file(node):
-        return written(function.value)
-    return written(node.args[0]) if node.args else ""
-
-
-def _names_a_file(node: ast.Call) -> bool:
-    """Return whether `x.open(...)` is given a path, not only a mode for `x` itself."""
-    first = node.args[0] if node.args else None
-    if isinstance(first, ast.Constant) and isinstance(first.value, str):
-        return not set(first.value) <= set("rwaxbt+U")
-    return first is not None
 
 
 # Containers.

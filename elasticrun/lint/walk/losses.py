@@ -55,10 +55,7 @@ def _is_weighted(it: Called, position: int) -> bool:
         return False
     by_place = it.args[position : position + 1]
     weights = [*by_place, *(v for k, v in it.keywords.items() if k == "weight")]
-    has_weight = any(
-        each.kind != "const" or each.constant is not None for each in weights
-    )
-    return has_weight or "ignore_index" in it.keywords
+    return any(not each.is_none for each in weights) or "ignore_index" in it.keywords
 
 
 _MASKED = re.compile(

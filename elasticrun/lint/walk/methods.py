@@ -23,6 +23,7 @@ from elasticrun.lint.walk.externals import (
     call_unknown,
     is_seeded,
     open_file,
+    open_named,
     write_content,
 )
 from elasticrun.lint.walk.functions import call_function
@@ -48,27 +49,25 @@ def clear(walk: Walk, it: MethodCalled) -> Value:
 
 
 def change(walk: Walk, it: MethodCalled) -> Value:
-    """Add to a container, or change it in another way."""
+    """Add to a container, or to what only the method tells to be one; or change it."""
     receiver, args, is_growing = it.receiver, it.args, it.name in GROWING
+    if not (receiver.is_container or (is_growing and receiver.kind == "unknown")):
+        return unknown(taints=receiver.taints)
     how = "grow" if is_growing or receiver.kind == "set" else "weak"
     is_time = bool(args) and args[-1].taints == frozenset(("time",))
     content = args[-1] if is_time else None
     write_content(walk, receiver, it.node, how, it.text, content)
     receiver.taints |= it.taints & OF_CONTENT
     if is_growing:
-        _note_grown(walk, it)
+        walk.note(
+            it.node, "changed", receiver, how="grow", name="[]", text=it.text,
+            taints=it.taints,
+        )  # fmt: skip
         is_early = walk.loop is None and walk.epoch is None
         if is_early and it.name == "append":
             receiver.parts += args
         receiver.is_complete &= is_early
     return unknown(taints=receiver.taints)
-
-
-def _note_grown(walk: Walk, it: MethodCalled) -> None:
-    walk.note(
-        it.node, "changed", it.receiver, how="grow", name="[]", text=it.text,
-        taints=it.taints,
-    )  # fmt: skip
 
 
 def items(_: Walk, it: MethodCalled) -> Value:
@@ -97,15 +96,11 @@ def seed(walk: Walk, it: MethodCalled) -> Value:
 
 def reset(walk: Walk, it: MethodCalled) -> Value:
     """Begin an episode of an environment anew, which may give it a seed."""
-    given = [v for k, v in it.keywords.items() if k == "seed" and not _is_none(v)]
+    given = [v for k, v in it.keywords.items() if k == "seed" and not v.is_none]
     if not given:
         return draw(walk, it)
     walk.note(it.node, "seeded", it.receiver, name=it.name, given=Arguments(given))
     return unknown(taints=taints_of(given) | {"batch"})
-
-
-def _is_none(value: Value) -> bool:
-    return value.kind == "const" and value.constant is None
 
 
 def draw(walk: Walk, it: MethodCalled) -> Value:
@@ -211,14 +206,6 @@ def add_up(_: Walk, it: MethodCalled) -> Value:
 # Anything.
 
 
-def keep(walk: Walk, it: MethodCalled) -> Value:
-    """Add to something of which only the method tells that it holds things."""
-    if it.name in GROWING and it.receiver.kind == "unknown":
-        write_content(walk, it.receiver, it.node, "grow", it.text)
-        _note_grown(walk, it)
-    return unknown(taints=it.receiver.taints)
-
-
 def save(walk: Walk, it: MethodCalled) -> Value:
     """Write or append a file: one that is given, or that the method is called on."""
     receiver = it.receiver
@@ -285,6 +272,10 @@ def move(walk: Walk, it: MethodCalled) -> None:
 
 
 def open_path(walk: Walk, it: MethodCalled) -> Value | None:
-    """Return an open file, whose path the method is called on."""
-    is_path = it.receiver.kind in ("unknown", "ext")
-    return open_file(walk, it, it.receiver) if is_path else None
+    """Return an open file of a path that the method is called on, or is given."""
+    if it.receiver.kind not in ("unknown", "ext"):
+        return None
+    mode = it.args[0].constant if it.args else "r"
+    if isinstance(mode, str) and not set(mode) <= set("rwaxbt+"):
+        return open_named(walk, it)
+    return open_file(walk, it, it.receiver, it.args, it.text)

@@ -395,7 +395,7 @@ _METHODS: dict[str, dict[str, Row]] = {
              "post put patch sendmail send_message publish"),
             (Row(do=methods.execute), "execute executemany"),
         ),
-        **dict.fromkeys(CHANGING, Row(sink=CONTENT, do=methods.keep)),
+        **dict.fromkeys(CHANGING, Row(sink=CONTENT, do=methods.change)),
         **dict.fromkeys(("resample", "reshuffle"), Row(do=methods.resample)),
         "topk": Row(do=methods.topk),
         **dict.fromkeys(("sum", "count_nonzero"), Row(do=methods.add_up)),
