@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from elasticrun.lint.graph import OPTIMIZER, OWN, SAVE, VALUE, Sink, ValuePlace, flow_to
 from elasticrun.lint.naming import last_name, written
 from elasticrun.lint.values import OF_CONTENT, Value, element_of, key_of, unknown
-from elasticrun.lint.walk.externals import write_content
+from elasticrun.lint.walk.externals import grow
 from elasticrun.lint.walk.losses import taints_of_quotient
 from elasticrun.lint.walk.walk import RunStatement, Walk
 
@@ -97,8 +97,6 @@ def _unpack(walk: Walk, target: ast.Tuple | ast.List, value: Value, how: str) ->
     for index, each in enumerate(target.elts):
         if is_exact:
             part = parts[index]
-        elif index == 0 and value.kind in ("scheduler", "optimizer", "model"):
-            part = value  # a factory that returns something beside it
         elif value.kind in ("param", "param_groups"):
             part = element_of(value)
         else:
@@ -179,8 +177,6 @@ def _sink_of_leaf(walk: Walk, target: ast.expr) -> Sink:
         return OPTIMIZER
     if isinstance(target, ast.Attribute):
         return flow_to((base.uid, target.attr))
-    if isinstance(target.slice, ast.Constant):
-        return Sink("flow", ((base.uid, target.slice.value), (base.uid, "[]")))
     return flow_to((base.uid, "[]"))
 
 
@@ -195,12 +191,8 @@ def _run_aug_assign(walk: Walk, node: ast.AugAssign) -> None:
         walk.note(node, "added", old, taints=value.taints)
         return
     if old.kind in ("list", "set") and isinstance(node.op, ast.Add | ast.BitOr):
-        write_content(walk, old, node, "grow", written(node.target))
-        walk.note(
-            node, "changed", old, how="grow", name="[]", text=written(node.target)
-        )
+        grow(walk, old, node, written(node.target), value)
         old.is_complete = False
-        old.taints |= value.taints & OF_CONTENT
         return
     if old.kind == "param":
         walk.note(node, "trained", old.owner, role="weights", how="in place")

@@ -10,7 +10,7 @@ from typing import Any
 from elasticrun.lint import roles
 from elasticrun.lint.catalog import GROWING
 from elasticrun.lint.graph import CONTENT, OPTIMIZER, OWN, VALUE, Sink, flow_to
-from elasticrun.lint.naming import written
+from elasticrun.lint.naming import last_name, written
 from elasticrun.lint.values import (
     NO_TAINTS,
     Class,
@@ -34,6 +34,9 @@ _CRITERION = re.compile(r"Loss|Criterion|Entropy")  # A module that is no model.
 def _evaluate_call(walk: Walk, node: ast.Call) -> Value:
     """Return what a call returns, having walked through the function if known."""
     function = node.func
+    listed = _as_listed(walk, node)
+    if listed is not None:
+        return listed
     if not isinstance(function, ast.Attribute):
         with walk.into(VALUE):
             callee = walk.evaluate(function)
@@ -44,9 +47,6 @@ def _evaluate_call(walk: Walk, node: ast.Call) -> Value:
     is_unseen = callee.kind == "unknown" and receiver.kind != "ext"
     if callee.kind not in ("bound", "param") and not is_unseen:
         return _call_value(walk, callee, node)
-    listed = _as_listed(walk, function.attr, node)
-    if listed is not None:
-        return listed
     value = _call_method(walk, receiver, function.attr, node)
     value.taints |= callee.taints & OF_CRITERIA
     return value
@@ -71,9 +71,6 @@ def _member_called(walk: Walk, receiver: Value, function: ast.Attribute) -> Valu
 
 def _call_value(walk: Walk, callee: Value, node: ast.Call) -> Value:
     """Return what calling a value returns."""
-    listed = _as_listed(walk, callee.name, node)
-    if listed is not None:
-        return listed
     if callee.kind == "func":
         return call_known(walk, callee, node)
     if callee.kind == "class":
@@ -93,19 +90,15 @@ def _sink_in(callee: Value) -> Sink | None:
     return OPTIMIZER if callee.kind in ("model", "optimizer") else None
 
 
-def _as_listed(walk: Walk, name: str, node: ast.Call) -> Value | None:
+def _as_listed(walk: Walk, node: ast.Call) -> Value | None:
     """Return what a call returns that the settings speak about; None otherwise."""
-    options = walk.options
-    if not options.idempotent and not options.non_idempotent:
-        return None
-    text = written(node.func)
-    names = {name, name.rpartition(".")[2], text, text.rpartition(".")[2]}
-    is_effect = not names.isdisjoint(options.non_idempotent)
-    if not is_effect and names.isdisjoint(options.idempotent):
+    listed = {*walk.options.idempotent, *walk.options.non_idempotent}
+    names = {written(node.func), last_name(node.func)} if listed else set()
+    if not listed & names:
         return None
     given = arguments(walk, node)
-    if is_effect:
-        walk.note(node, "sent", name=text)
+    if not names.isdisjoint(walk.options.non_idempotent):
+        walk.note(node, "sent", name=written(node.func))
     return unknown(taints=given.taints)
 
 

@@ -10,6 +10,7 @@ from elasticrun.lint.catalog import LOOKING
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import (
     NO_TAINTS,
+    OF_CONTENT,
     UNFIXED,
     Arguments,
     Class,
@@ -332,18 +333,23 @@ def make_record(walk: Walk, it: Called) -> Value | None:
 
 
 def write_content(
-    walk: Walk,
-    value: Value,
-    node: ast.AST,
-    how: str,
-    text: str,
-    content: Value | None = None,
+    walk: Walk, value: Value, node: ast.AST, how: str, text: str, content: Value
 ) -> None:
     """Note a change of what a container holds, and so of what holds it."""
-    walk.write((value.uid, "[]"), node, how, content or value, text)
+    walk.write((value.uid, "[]"), node, how, content, text)
     owner, depth = value.owner, 0
     while owner is not None and depth < 4:
         walk.bases[owner.uid] = owner
         value.registered |= owner.is_durable
         walk.write((owner.uid, "[]"), node, how, owner, text)
         owner, depth = owner.owner, depth + 1
+
+
+def grow(walk: Walk, value: Value, node: ast.AST, text: str, content: Value) -> None:
+    """Note that something is added to a container."""
+    is_time = content.taints == frozenset(("time",))
+    write_content(walk, value, node, "grow", text, content if is_time else value)
+    walk.note(
+        node, "changed", value, how="grow", name="[]", text=text, taints=content.taints
+    )
+    value.taints |= content.taints & OF_CONTENT

@@ -21,6 +21,7 @@ from elasticrun.lint.walk.arguments import MethodCalled
 from elasticrun.lint.walk.externals import (
     OF_ONE_REPLICA,
     call_unknown,
+    grow,
     is_seeded,
     open_file,
     open_named,
@@ -50,23 +51,19 @@ def clear(walk: Walk, it: MethodCalled) -> Value:
 
 def change(walk: Walk, it: MethodCalled) -> Value:
     """Add to a container, or to what only the method tells to be one; or change it."""
-    receiver, args, is_growing = it.receiver, it.args, it.name in GROWING
+    receiver, is_growing = it.receiver, it.name in GROWING
     if not (receiver.is_container or (is_growing and receiver.kind == "unknown")):
         return unknown(taints=receiver.taints)
-    how = "grow" if is_growing or receiver.kind == "set" else "weak"
-    is_time = bool(args) and args[-1].taints == frozenset(("time",))
-    content = args[-1] if is_time else None
-    write_content(walk, receiver, it.node, how, it.text, content)
-    receiver.taints |= it.taints & OF_CONTENT
-    if is_growing:
-        walk.note(
-            it.node, "changed", receiver, how="grow", name="[]", text=it.text,
-            taints=it.taints,
-        )  # fmt: skip
-        is_early = walk.loop is None and walk.epoch is None
-        if is_early and it.name == "append":
-            receiver.parts += args
-        receiver.is_complete &= is_early
+    if not is_growing:
+        how = "grow" if receiver.kind == "set" else "weak"
+        write_content(walk, receiver, it.node, how, it.text, receiver)
+        receiver.taints |= it.taints & OF_CONTENT
+        return unknown(taints=receiver.taints)
+    grow(walk, receiver, it.node, it.text, it.args[-1] if it.args else unknown())
+    is_early = walk.loop is None and walk.epoch is None
+    if is_early and it.name == "append":
+        receiver.parts += it.args
+    receiver.is_complete &= is_early
     return unknown(taints=receiver.taints)
 
 
