@@ -288,15 +288,9 @@ def element_of(value: Value) -> Value:
         return Value("group", value.name, sure=value.sure, owner=value.owner)
     if value.kind in ("param", "model"):
         return value
-    if value.kind == "tuple" and value.parts:
-        return value.parts[0]
-    if value.kind == "wrapped" and value.name == "zip":
-        return Value("tuple", parts=[element_of(part) for part in value.parts])
-    if value.kind == "list" and value.parts:
-        objects = [part for part in value.parts if part.is_object]
-        if objects:
-            return objects[0]
-    return unknown(taints=value.taints)
+    objects = [part for part in value.parts if part.is_object]
+    is_held = bool(objects) and value.kind in ("tuple", "list")
+    return objects[0] if is_held else unknown(taints=value.taints)
 
 
 def members_of(loader: Value) -> set[Value]:

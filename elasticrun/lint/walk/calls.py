@@ -216,14 +216,13 @@ def _fill_fields(walk: Walk, made: Value, cls: Class, node: ast.Call) -> None:
         and isinstance(statement.target, ast.Name)
     ]
     values = dict(zip(fields, given.args, strict=False)) | given.keywords
-    order = [*(each for each in fields if each in values), *values]
-    made.attrs.update((name, values[name]) for name in order)
-    for name in made.attrs:
-        walk.write((made.uid, name), node, "set", made.attrs[name], str(name))
-    for name in fields:  # those that have a value of their own
-        if name not in made.attrs and any(name in e.constants for e in cls.lineage()):
+    for name in dict.fromkeys((*fields, *values)):
+        if name in values:
+            made.attrs[name] = values[name]
+        elif any(name in each.constants for each in cls.lineage()):
             attribute(walk, made, name, node)
-            walk.write((made.uid, name), node, "set", made.attrs.get(name), name)
+        if name in made.attrs:
+            walk.write((made.uid, name), node, "set", made.attrs[name], name)
     if not fields:
         made.parts = given.values
 

@@ -207,7 +207,7 @@ def _evaluate_attribute(walk: Walk, node: ast.Attribute) -> Value:
 def attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value:
     """Return `base.name`."""
     if base.kind == "ext":
-        return _external_attribute(base, name)
+        return external(f"{base.name}.{name}")
     if base.kind == "module":
         found = base.frame.env.get(name) if base.frame is not None else None
         return found or unknown(name)
@@ -233,13 +233,6 @@ def call_method(
     """Return what a method gives that the project defines."""
     method = attribute(walk, base, name, node)
     return call_function(walk, method, Arguments([*args]), node)
-
-
-def _external_attribute(base: Value, name: str) -> Value:
-    value = external(f"{base.name}.{name}")
-    if catalog.TAINTS_OF_ATTRIBUTES.get(name) == "rank":
-        value.taints = frozenset(("rank",))
-    return value
 
 
 def _member(

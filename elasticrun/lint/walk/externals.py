@@ -161,11 +161,12 @@ def _loaders_of(generator: Value) -> list[Value]:
     return [each for each in generator.parts if loaders_in(each)]
 
 
-def iterator(walk: Walk, it: Called, source: Value) -> Value:
+def iterator(walk: Walk, it: Called) -> Value | None:
     """Return an iterator over a value, noting that it is iterated by hand."""
+    for source in it.args[:1]:
+        walk.note(it.node, "iterated", source)
     made_at = walk.current.number
-    walk.note(it.node, "iterated", source)
-    return Value("iterator", it.last, parts=[source], node=it.node, made_at=made_at)
+    return Value("iterator", it.last, parts=it.args[:1], node=it.node, made_at=made_at)
 
 
 def wrap(walk: Walk, it: Called) -> Value | None:
@@ -240,15 +241,9 @@ def copy(walk: Walk, it: Called) -> Value | None:
         return None
     original = it.args[0]
     made = replace(
-        original,
-        node=it.node,
-        owner=None,
-        also=[],
-        registered=False,
-        is_loaded_by_hand=False,
-        is_handed_on=False,
-        uid=next_uid(),
-    )
+        original, node=it.node, owner=None, also=[], registered=False,
+        is_loaded_by_hand=False, is_handed_on=False, uid=next_uid(),
+    )  # fmt: skip
     given = Arguments([made])
     walk.note(it.node, "made", original, role="copy", given=given)
     return walk.made(made) if original.is_object else made

@@ -26,7 +26,14 @@ from elasticrun.lint.walk.expressions import call_method
 from elasticrun.lint.walk.externals import note_order
 from elasticrun.lint.walk.frames import Frame, Leaving
 from elasticrun.lint.walk.functions import run_function
-from elasticrun.lint.walk.walk import BUDGET, Body, Evaluate, RunStatement, Walk
+from elasticrun.lint.walk.walk import (
+    MAX_ELEMENTS,
+    MAX_YIELDS,
+    Body,
+    Evaluate,
+    RunStatement,
+    Walk,
+)
 
 _ITERATED = frozenset(("generator", "iterator", "wrapped", "loader", "plain_loader"))
 _COUNTING = frozenset(("trange", "count"))
@@ -71,7 +78,7 @@ def _few_elements(value: Value) -> list[Value]:
         return []
     is_dict = value.kind == "dict"
     elements = [constant(key) for key in value.attrs] if is_dict else value.elements
-    return elements if len(elements) <= BUDGET.elements else []
+    return elements if len(elements) <= MAX_ELEMENTS else []
 
 
 # Wrappers.
@@ -148,7 +155,8 @@ def looping(
     walk.turns = (*turns, head.node) if of is None else ()
     yield
     ends = [*walk.here, *leaving.continues]
-    walk.lead(ends, head)
+    for each in ends:
+        each.following.append(head)
     walk.frame.loops.pop()
     breaks = leaving.breaks
     if ends and not is_skipped:
@@ -252,7 +260,7 @@ def _generator(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
 
     def handed_out(element: Value) -> None:
         nonlocal num_yields
-        if num_yields == BUDGET.yields:
+        if num_yields == MAX_YIELDS:
             return
         num_yields += 1
         # The body belongs to the loop's function, not to the generator's.

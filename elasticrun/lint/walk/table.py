@@ -89,10 +89,6 @@ def _environ(_: Walk, it: Called) -> Value | None:
     return unknown("environ", environment_taints(it.args[0])) if it.args else None
 
 
-def _iterator(walk: Walk, it: Called) -> Value | None:
-    return externals.iterator(walk, it, it.args[0]) if it.args else None
-
-
 def _get(walk: Walk, it: MethodCalled) -> Value | None:
     return item(walk, it.receiver, it.args[0], it.node) if it.args else None
 
@@ -236,7 +232,7 @@ _OF_ANY_MODULE = _table(
     (Row(do=lambda _, it: Value("opaque", it.name)), """
         Thread Process ThreadPoolExecutor ProcessPoolExecutor
     """),
-    (Row(do=_iterator), "iter cycle"),
+    (Row(do=externals.iterator), "iter cycle"),
     (Row(do=externals.wrap), """
         enumerate tqdm trange zip islice reversed chain map filter track count
     """),

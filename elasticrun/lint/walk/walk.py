@@ -31,31 +31,15 @@ RunStatement = Callable[["Walk", Any], None]  # a statement of one type
 Evaluate = Callable[["Walk", Any], Value]  # an expression of one type
 
 
-class Budget(NamedTuple):
-    """How far a walk goes, which must end soon in any program.
-
-    A program may call itself, or one function from everywhere, and import a whole
-    library. What lies beyond is unknown. Two imports deep, only what is about training
-    is walked through.
-
-    Attributes:
-        depth: Calls, one within the other.
-        calls: Of one function, each of which is walked through.
-        imports: One within the other.
-        elements: Of a container, for each of which a loop's body is walked through.
-        yields: Of one generator, each of which runs the loop's body.
-    """
-
-    steps: int = 15_000
-    depth: int = 24
-    calls: int = 40
-    modules: int = 80
-    imports: int = 12
-    elements: int = 8
-    yields: int = 4
-
-
-BUDGET = Budget()
+# How far a walk goes, which must end soon in any program: it may call itself, or one
+# function from everywhere, and import a whole library. What lies beyond is unknown.
+MAX_STEPS = 15_000
+MAX_DEPTH = 24  # of calls, one within the other
+MAX_CALLS = 40  # of one function, each of which is walked through
+MAX_MODULES = 80
+MAX_IMPORTS = 12  # one within the other; two deep only what is about training
+MAX_ELEMENTS = 8  # of a container, for each of which a loop's body is walked through
+MAX_YIELDS = 4  # of one generator, each of which runs the loop's body
 
 
 class Handlers(NamedTuple):
@@ -176,16 +160,16 @@ class Walk:
         """Return whether to walk through a function once more."""
         return (
             function not in self.active
-            and len(self.active) <= BUDGET.depth
-            and len(self.graph.steps) <= BUDGET.steps
-            and self.num_calls[function] < BUDGET.calls
+            and len(self.active) <= MAX_DEPTH
+            and len(self.graph.steps) <= MAX_STEPS
+            and self.num_calls[function] < MAX_CALLS
         )
 
     def may_import(self, module: Module) -> bool:
         """Return whether to walk through a module."""
         if self.depth < 2:
             return True
-        has_room = self.depth < BUDGET.imports and len(self.frames) < BUDGET.modules
+        has_room = self.depth < MAX_IMPORTS and len(self.frames) < MAX_MODULES
         return has_room and module.is_about_training
 
     # The flow.
@@ -196,15 +180,11 @@ class Walk:
         module, call = self.frame.module, self.frame.call
         step = Step(node, module, number, call, *around)
         self.graph.steps.append(step)
-        self.lead(self.here, step)
+        for each in self.here:
+            each.following.append(step)
         self.here = [step]
         self.current = step
         return step
-
-    def lead(self, steps: list[Step], to: Step) -> None:
-        """Let a step run after others, as a loop's head does after its body."""
-        for each in steps:
-            each.following.append(to)
 
     def guard(self, test: ast.AST, taints: frozenset[str]) -> Guard:
         """Return a new condition that holds; its opposite has the same number."""
