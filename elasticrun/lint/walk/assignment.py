@@ -19,18 +19,16 @@ def assign(walk: Walk, target: ast.expr, value: Value, how: str) -> None:
     """Bind a target, noting the place that is written."""
     if isinstance(target, ast.Name):
         _assign_name(walk, target, value, how)
-    elif isinstance(target, ast.Attribute):
-        base = _evaluate_base(walk, target.value)
-        _assign_member(walk, base, target.attr, target, value, how)
-    elif isinstance(target, ast.Subscript):
-        base = _evaluate_base(walk, target.value)
-        key = walk.evaluate(target.slice)
-        known = key_of(key)
-        name = "[]" if known is None else known
-        if known is None and how == "set":
-            how = "set" if _fills(walk, target.slice) else "weak"
-            base.taints |= value.taints & OF_CONTENT
-        _assign_member(walk, base, name, target, value, how)
+    elif isinstance(target, ast.Attribute | ast.Subscript):
+        with walk.into(OWN):
+            base = walk.evaluate(target.value)
+        name: object = target.attr if isinstance(target, ast.Attribute) else None
+        if isinstance(target, ast.Subscript):
+            name = key_of(walk.evaluate(target.slice))
+            if name is None and how == "set":
+                how = "set" if _fills(walk, target.slice) else "weak"
+                base.taints |= value.taints & OF_CONTENT
+        _assign_member(walk, base, "[]" if name is None else name, target, value, how)
     elif isinstance(target, ast.Tuple | ast.List):
         _unpack(walk, target, value, how)
     elif isinstance(target, ast.Starred):
@@ -44,11 +42,6 @@ def _fills(walk: Walk, key: ast.expr) -> bool:
         return False
     is_whole = isinstance(turn.iter, ast.Call) and last_name(turn.iter.func) == "range"
     return is_whole and written(turn.target) == written(key)
-
-
-def _evaluate_base(walk: Walk, node: ast.expr) -> Value:
-    with walk.into(OWN):
-        return walk.evaluate(node)
 
 
 def _assign_name(walk: Walk, target: ast.Name, value: Value, how: str) -> None:
@@ -91,16 +84,14 @@ def _drop_content(
 
 def _unpack(walk: Walk, target: ast.Tuple | ast.List, value: Value, how: str) -> None:
     parts = value.elements
-    is_exact = len(parts) == len(target.elts) and not any(
-        isinstance(each, ast.Starred) for each in target.elts
-    )
-    for index, each in enumerate(target.elts):
-        if is_exact:
-            part = parts[index]
-        elif value.kind in ("param", "param_groups"):
-            part = element_of(value)
-        else:
-            part = unknown(taints=value.taints)
+    is_starred = any(isinstance(each, ast.Starred) for each in target.elts)
+    if is_starred or len(parts) != len(target.elts):
+        is_same = value.kind in ("param", "param_groups")
+        parts = [
+            element_of(value) if is_same else unknown(taints=value.taints)
+            for _ in target.elts
+        ]
+    for each, part in zip(target.elts, parts, strict=True):
         walk.assign(each, part, how=how)
 
 
@@ -116,7 +107,11 @@ def _run_assign(walk: Walk, node: ast.Assign) -> None:
         walk.write((value.uid, "[]"), node, "set", value, "")
     for target in node.targets:
         walk.assign(target, value, how=_how(walk, target, node.value))
-        _note_assigned(walk, target, node.value, node, value.taints)
+        for leaf in _leaves(target):
+            # Keeping the larger or the smaller is no update.
+            is_set = _is_bounding(node.value)
+            how = "set" if is_set else _how(walk, leaf, node.value)
+            _note_change(walk, leaf, node, how, value.taints)
 
 
 def _run_ann_assign(walk: Walk, node: ast.AnnAssign) -> None:
@@ -211,26 +206,6 @@ def _run_delete(walk: Walk, node: ast.Delete) -> None:
         if isinstance(each, ast.Name):
             place = (walk.frame.binder(each.id).uid, each.id)
             walk.write(place, each, "drop", None, each.id)
-
-
-def _note_assigned(
-    walk: Walk,
-    target: ast.expr,
-    value: ast.expr,
-    node: ast.Assign,
-    taints: frozenset[str],
-) -> None:
-    """Note what an assignment changes; keeping the larger or smaller is no update."""
-    if isinstance(target, ast.Tuple | ast.List):
-        values = value.elts if isinstance(value, ast.Tuple) else []
-        for index, each in enumerate(target.elts):
-            source = values[index] if index < len(values) else value
-            _note_assigned(walk, each, source, node, taints)
-    elif not isinstance(target, ast.Attribute | ast.Subscript):
-        return
-    else:
-        how = "set" if _is_bounding(value) else _how(walk, target, value)
-        _note_change(walk, target, node, how, taints)
 
 
 def _note_change(

@@ -54,13 +54,10 @@ def _may_hold(value: Value) -> bool:
 
 def _evaluate_bin_op(walk: Walk, node: ast.BinOp) -> Value:
     left, right = walk.evaluate(node.left), walk.evaluate(node.right)
-    if left.kind == "list" and right.kind == "list":
-        return Value("list", parts=[*left.parts, *right.parts])
-    if left.kind == "list" and isinstance(node.op, ast.Mult):
-        return walk.made(Value("list", parts=left.parts, is_complete=False))
+    if left.kind == "list":
+        parts = [*left.parts, *right.parts]
+        return walk.made(Value("list", parts=parts, is_complete=False))
     taints = left.taints | right.taints
-    if left.kind == "set":
-        return Value("set", node=left.node, is_complete=False, taints=taints)
     if isinstance(node.op, ast.Div):
         if "accumulated" in left.taints and "num_batches" in right.taints:
             walk.note(node, "divided")
@@ -225,14 +222,6 @@ def attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value:
         if member is not None:
             return member
     return _other_attribute(walk, base, name, node)
-
-
-def call_method(
-    walk: Walk, base: Value, name: str, node: ast.AST, *args: Value
-) -> Value:
-    """Return what a method gives that the project defines."""
-    method = attribute(walk, base, name, node)
-    return call_function(walk, method, Arguments([*args]), node)
 
 
 def _member(

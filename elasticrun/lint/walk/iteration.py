@@ -11,6 +11,7 @@ from elasticrun.lint.graph import OPTIMIZER, TEST, DataLoop, EpochLoop, Step, Wa
 from elasticrun.lint.naming import last_name, written
 from elasticrun.lint.values import (
     NO_TAINTS,
+    Arguments,
     Kind,
     MethodDef,
     Value,
@@ -22,10 +23,10 @@ from elasticrun.lint.values import (
     sampling,
     unknown,
 )
-from elasticrun.lint.walk.expressions import call_method
+from elasticrun.lint.walk.expressions import attribute
 from elasticrun.lint.walk.externals import note_order
 from elasticrun.lint.walk.frames import Frame, Leaving
-from elasticrun.lint.walk.functions import run_function
+from elasticrun.lint.walk.functions import call_function, run_function
 from elasticrun.lint.walk.walk import (
     MAX_ELEMENTS,
     MAX_YIELDS,
@@ -54,7 +55,8 @@ def iterate(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     elif value.kind == "generator":
         _generator(walk, value, node, body)
     elif value.defines("__iter__"):
-        made = call_method(walk, value, "__iter__", node)
+        method = attribute(walk, value, "__iter__", node)
+        made = call_function(walk, method, Arguments(), node)
         walk.iterate(made if made.kind in _ITERATED else unknown(), node, body)
     elif elements := _few_elements(value):
         _unrolled(walk, elements, node, body)
