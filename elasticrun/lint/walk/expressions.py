@@ -267,9 +267,6 @@ def _other_attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value
     is_own_model = base.kind == "instance" and base.cls and base.cls.role == "model"
     if base.kind in ("model", "ema") or is_own_model:
         return Value("param", name, sure=base.sure, owner=base)
-    part = _known_part(base, name)
-    if part is not None:
-        return part
     child = unknown(f"{base.name}.{name}" if base.name else name, base.taints)
     if base.kind in ("loader", "plain_loader"):
         child.taints -= {"enumerated"}
@@ -280,13 +277,6 @@ def _other_attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value
         base.attrs[name] = child
         walk.read((base.uid, name), node)
     return child
-
-
-def _known_part(base: Value, name: str) -> Value | None:
-    """Return a loader's data set of the program, or what an environment draws from."""
-    if name == "dataset" and base.kind in ("loader", "plain_loader") and base.parts:
-        return base.parts[0] if base.parts[0].cls is not None else None
-    return base if base.kind == "rng" and name.endswith("_space") else None
 
 
 # Subscripts.

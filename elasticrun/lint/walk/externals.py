@@ -112,11 +112,10 @@ def is_seeded(walk: Walk, name: str) -> bool:
 def change_weights(walk: Walk, it: Called) -> Value:
     """Note that weights are changed in place: those of a model, or many at once."""
     given = [each for first in it.args[:1] for each in (first, *first.parts)]
-    weights = next((each.owner for each in given if each.kind == "param"), None)
-    if weights is None and not it.last.startswith("_foreach_"):
-        weights = next(iter(given), None)
-    elif weights is None:
+    found = [each.owner for each in given if each.kind == "param"]
+    if not found and it.last.startswith("_foreach_"):
         return unknown()
+    weights = next(iter([*found, *given]), None)
     how = it.last.removeprefix("_foreach_")
     walk.note(it.node, "trained", weights, role="weights", how=how)
     return unknown()
@@ -276,13 +275,12 @@ def open_file(
     return value
 
 
-def log_file(walk: Walk, it: Called) -> Value | None:
+def log_file(walk: Walk, it: Called) -> None:
     """Note a file to which the process logs."""
     path = it.keywords.get("filename") or next(iter(it.args), None)
     if path is not None:
         paths = Arguments([path])
         walk.note(it.node, "opened", given=paths, name=it.name, how="a")
-    return None
 
 
 # Containers.
