@@ -21,7 +21,7 @@ from elasticrun.lint.values import (
 from elasticrun.lint.walk.arguments import Called, MethodCalled, arguments, called
 from elasticrun.lint.walk.expressions import attribute
 from elasticrun.lint.walk.externals import call_unknown, looks_like_model, opaque
-from elasticrun.lint.walk.functions import call_known
+from elasticrun.lint.walk.functions import call_function
 from elasticrun.lint.walk.losses import OF_CRITERIA, taints_of_loss
 from elasticrun.lint.walk.methods import any_method
 from elasticrun.lint.walk.table import ELASTIC, Row, function_row, method_row
@@ -72,15 +72,14 @@ def _member_called(walk: Walk, receiver: Value, function: ast.Attribute) -> Valu
 def _call_value(walk: Walk, callee: Value, node: ast.Call) -> Value:
     """Return what calling a value returns."""
     if callee.kind == "func":
-        return call_known(walk, callee, node)
+        return call_function(walk, callee, node)
     if callee.kind == "class":
         return _instantiate(walk, callee, node)
     if callee.kind == "ext":
         return _call_external(walk, callee.name, node)
-    if _is_criterion(callee):
-        return call_known(walk, attribute(walk, callee, "forward", node), node)
-    if callee.defines("__call__"):
-        return call_known(walk, attribute(walk, callee, "__call__", node), node)
+    method = "forward" if _is_criterion(callee) else "__call__"
+    if callee.defines(method):
+        return call_function(walk, attribute(walk, callee, method, node), node)
     name = written(node.func) if callee.kind == "unknown" else callee.name
     return call_unknown(walk, callee, called(walk, name, node, _sink_in(callee)))
 
@@ -194,7 +193,7 @@ def _instantiate(walk: Walk, callee: Value, node: ast.Call) -> Value:
     constructor = cls.find("__init__")
     if constructor is not None:
         method = attribute(walk, made, "__init__", node)
-        call_known(walk, method, node)
+        call_function(walk, method, node)
     else:
         _fill_fields(walk, made, cls, node)
     if cls.role == "state":
@@ -229,11 +228,8 @@ def _fill_fields(walk: Walk, made: Value, cls: Class, node: ast.Call) -> None:
 
 def _is_criterion(value: Value) -> bool:
     """Return whether a value is a loss that the project defines, whose body counts."""
-    cls = value.cls
-    is_module = value.kind == "instance" and cls is not None and cls.role == "model"
-    if not is_module or cls is None or not _CRITERION.search(cls.node.name):
-        return False
-    return cls.find("forward") is not None
+    is_module = value.kind == "instance" and value.is_model
+    return is_module and _CRITERION.search(value.cls.node.name) is not None
 
 
 def _changes_by_role(receiver: Value, name: str) -> bool:

@@ -233,7 +233,7 @@ def _member(
         method = _method(walk, base, definer, function)
         is_property = _decorators(function) & {"property", "cached_property"}
         if is_property and base.kind == "instance":
-            return call_function(walk, method, Arguments(), node)
+            return call_function(walk, method, node, Arguments())
         return method
     for each in cls.lineage():
         if name in each.constants:

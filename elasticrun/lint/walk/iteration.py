@@ -56,7 +56,7 @@ def iterate(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
         _generator(walk, value, node, body)
     elif value.defines("__iter__"):
         method = attribute(walk, value, "__iter__", node)
-        made = call_function(walk, method, Arguments(), node)
+        made = call_function(walk, method, node, Arguments())
         walk.iterate(made if made.kind in _ITERATED else unknown(), node, body)
     elif elements := _few_elements(value):
         _unrolled(walk, elements, node, body)

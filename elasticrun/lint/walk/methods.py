@@ -129,7 +129,7 @@ def step(walk: Walk, it: MethodCalled) -> Value:
     )  # fmt: skip
     for closure in it.values:
         if closure.kind == "func":
-            return call_function(walk, closure, Arguments(), it.node)
+            return call_function(walk, closure, it.node, Arguments())
     return constant(None)
 
 

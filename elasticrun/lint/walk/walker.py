@@ -17,8 +17,8 @@ from elasticrun.lint.values import (
 from elasticrun.lint.walk import (
     assignment,
     calls,
-    definitions,
     expressions,
+    functions,
     iteration,
     statements,
 )
@@ -32,7 +32,7 @@ _HANDLERS = Handlers(
         **statements.STATEMENTS,
         **iteration.STATEMENTS,
         **assignment.STATEMENTS,
-        **definitions.STATEMENTS,
+        **functions.STATEMENTS,
     },
     expressions={
         **expressions.EXPRESSIONS,
@@ -48,18 +48,18 @@ _Known = TypeVar("_Known", bound=Function)
 def walk_through(project: Project, options: LintOptions, module: Module) -> Walk:
     """Walk through a module, then through what it defines and does not call."""
     walk = Walk(project, options, module, _HANDLERS)
-    frame = definitions.load_module(walk, module)
+    frame = functions.load_module(walk, module)
     if frame is None:
         return walk
     with walk.inside(frame):
-        functions = {
+        known = {
             value.node: value
             for value in frame.env.values()
             if isinstance(value.node, Function) and value.frame is frame
         }
-        for function in _callers_first(module, functions):
+        for function in _callers_first(module, known):
             if function not in walk.visited:
-                _enter_alone(walk, functions[function])
+                _enter_alone(walk, known[function])
         for cls in walk.classes:
             if cls.module is module:
                 _try_class(walk, cls)
