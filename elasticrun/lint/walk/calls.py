@@ -228,8 +228,8 @@ def _fill_fields(walk: Walk, made: Value, cls: Class, node: ast.Call) -> None:
 
 def _is_criterion(value: Value) -> bool:
     """Return whether a value is a loss that the project defines, whose body counts."""
-    is_module = value.kind == "instance" and value.is_model
-    return is_module and _CRITERION.search(value.cls.node.name) is not None
+    cls = value.cls if value.kind == "instance" and value.is_model else None
+    return cls is not None and _CRITERION.search(cls.node.name) is not None
 
 
 def _changes_by_role(receiver: Value, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Functions, classes and modules of the project: what is defined, and walked through."""
+"""Functions, classes and modules of the project: their definitions, and calls."""
 
 from __future__ import annotations
 
@@ -34,13 +34,10 @@ def call_function(
         return unknown(taints=(given or unseen).taints)
     walk.num_calls[function] += 1
     walk.visited.add(function)
-    caller, outer = (
-        walk.frame,
-        callee.frame if isinstance(callee.frame, Frame) else None,
-    )
-    link = Call(
-        callee.name, getattr(node, "lineno", 1), caller.module, caller.call, node
-    )
+    caller = walk.frame
+    outer = callee.frame if isinstance(callee.frame, Frame) else None
+    line = getattr(node, "lineno", 1)
+    link = Call(callee.name, line, caller.module, caller.call, node)
     frame = Frame((outer or caller).module, function, outer=outer, call=link)
     walk.begun[frame.uid] = walk.current
     if given is None:
@@ -233,7 +230,8 @@ def _run_import_from(walk: Walk, node: ast.ImportFrom) -> None:
             known = {name: external(f"{source}.{name}") for name in own}
             if origin.kind == "module" and origin.frame is not None:
                 known = dict(origin.frame.env)
-            frame.env.update({**known, **frame.env})
+            for name, value in known.items():
+                frame.env.setdefault(name, value)
             continue
         value = external(f"{source}.{alias.name}")
         if origin.kind == "module" and origin.frame is not None:
