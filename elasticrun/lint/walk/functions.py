@@ -9,6 +9,7 @@ from elasticrun.lint import roles
 from elasticrun.lint.graph import VALUE, Call, flow_to
 from elasticrun.lint.project import Module, statements_of
 from elasticrun.lint.values import (
+    NO_TAINTS,
     Arguments,
     Class,
     MethodDef,
@@ -30,8 +31,9 @@ def call_function(
     """Walk through a function of the project, with a call's arguments or others."""
     function = callee.node
     if not isinstance(function, Function) or not walk.may_call(function):
-        unseen = arguments(walk, node) if isinstance(node, ast.Call) else Arguments()
-        return unknown(taints=(given or unseen).taints)
+        if isinstance(node, ast.Call):
+            given = given or arguments(walk, node)
+        return unknown(taints=given.taints if given else NO_TAINTS)
     walk.num_calls[function] += 1
     walk.visited.add(function)
     caller = walk.frame
