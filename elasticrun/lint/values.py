@@ -148,9 +148,6 @@ class Value:
         """Whether what it holds comes back after a restart."""
         return self.registered or self.kind in ("variables", "accumulator")
 
-    def __repr__(self) -> str:
-        return f"Value({self.kind}, {self.name!r})"
-
 
 @dataclass(eq=False)
 class Arguments:

@@ -230,9 +230,13 @@ def _member(
     found = cls.find(name)
     if found is not None:
         definer, function = found
-        method = _method(walk, base, definer, function)
-        is_property = _decorators(function) & {"property", "cached_property"}
-        if is_property and base.kind == "instance":
+        method = Value("func", name, node=function, cls=definer, frame=definer.frame)
+        with walk.inside(definer.frame):
+            method = decorated(walk, method)
+        decorators = _decorators(function)
+        if "staticmethod" not in decorators:
+            method.owner = base
+        if base.kind == "instance" and decorators & {"property", "cached_property"}:
             return call_function(walk, method, node, Arguments())
         return method
     for each in cls.lineage():
@@ -245,15 +249,6 @@ def _member(
             walk.read((base.uid, name), node)
             return value
     return None
-
-
-def _method(walk: Walk, owner: Value | None, cls: Class, function: MethodDef) -> Value:
-    method = Value("func", function.name, node=function, cls=cls, frame=cls.frame)
-    with walk.inside(cls.frame):
-        made = decorated(walk, method)
-    if owner is not None and "staticmethod" not in _decorators(function):
-        made.owner = owner
-    return made
 
 
 def _other_attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value:

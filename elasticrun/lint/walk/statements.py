@@ -42,17 +42,12 @@ def _run_return(walk: Walk, node: ast.Return) -> None:
     walk.here = []
 
 
-def _run_raise(walk: Walk, node: ast.Raise) -> None:
+def _run_raise(walk: Walk, node: ast.Raise | ast.Assert) -> None:
     walk.step(node)
     with walk.into(LOG):
-        walk.evaluate(node.exc)
-    walk.here = []
-
-
-def _run_assert(walk: Walk, node: ast.Assert) -> None:
-    walk.step(node)
-    with walk.into(LOG):
-        walk.evaluate(node.test)
+        walk.evaluate(node.exc if isinstance(node, ast.Raise) else node.test)
+    if isinstance(node, ast.Raise):
+        walk.here = []
 
 
 def _run_leaving(walk: Walk, node: ast.Break | ast.Continue) -> None:
@@ -72,7 +67,7 @@ def _run_leaving(walk: Walk, node: ast.Break | ast.Continue) -> None:
 def _run_if(walk: Walk, node: ast.If) -> None:
     frame = walk.frame
     walk.step(node)
-    if _is_main_test(node.test):
+    if written(node.test) == "__name__ == '__main__'":
         if frame.module is walk.root:
             walk.run(node.body)
         return
@@ -122,11 +117,6 @@ def _run_match(walk: Walk, node: ast.Match) -> None:
     _meet(walk, ends)
 
 
-def _is_main_test(test: ast.expr) -> bool:
-    is_comparison = isinstance(test, ast.Compare)
-    return is_comparison and written(test) == "__name__ == '__main__'"
-
-
 def _sink_of_test(walk: Walk, node: ast.If) -> Sink:
     """Return what a test is to what it reads: a decision, or only about a log line."""
     if _is_lazy(node):
@@ -158,15 +148,14 @@ def _run_with(walk: Walk, node: ast.With | ast.AsyncWith) -> None:
         if item.optional_vars is not None:
             walk.assign(item.optional_vars, value)
     outer, loops, entry = walk.catching, len(walk.graph.loops), walk.current
-    for item in node.items:
-        if "suppress" in written(item.context_expr):
-            walk.catching += (written(item.context_expr),)
+    managers = (item.context_expr for item in node.items)
+    suppressing = [each for each in managers if "suppress" in written(each)]
+    walk.catching += tuple(map(written, suppressing))
     walk.run(node.body)
     walk.catching = outer
-    if len(walk.graph.loops) > loops:
-        for item in node.items:
-            if _suppresses_stop(item.context_expr):
-                walk.note(item.context_expr, "suppressed", step=entry)
+    for each in suppressing if len(walk.graph.loops) > loops else ():
+        if isinstance(each, ast.Call) and STOPS & set(map(last_name, each.args)):
+            walk.note(each, "suppressed", step=entry)
 
 
 def _run_try(walk: Walk, node: ast.Try) -> None:
@@ -220,18 +209,13 @@ def _run_handlers(
     _meet(walk, ends)
 
 
-def _suppresses_stop(node: ast.expr) -> bool:
-    if not isinstance(node, ast.Call) or not written(node.func).endswith("suppress"):
-        return False
-    return not STOPS.isdisjoint(map(last_name, node.args))
-
-
 # Which branches only log, and which tests only ask whether something is made yet.
 
 
-_ALSO_QUIET = named(
-    "request_checkpoint flush format item update refresh empty_cache synchronize "
-    "collect write time clear"
+_TRACKING = catalog.TRACKER_METHODS - {"log"}
+_QUIET = (catalog.LOG_METHODS - _TRACKING) | named(
+    "echo pprint request_checkpoint flush format item update refresh empty_cache "
+    "synchronize collect write time clear"
 )
 _SHOWING = named(
     "display show print report summary summarize progress log echo say status"
@@ -258,11 +242,8 @@ def _is_quiet_statement(node: ast.stmt) -> bool:
 
 def _is_quiet_call(node: ast.Call) -> bool:
     name = last_name(node.func)
-    tracks = name in catalog.TRACKER_METHODS - {"log"} and bool(name)
-    is_logging = name in catalog.LOG_METHODS or name in ("print", "echo", "pprint")
     words = name.lower().strip("_").split("_")
-    is_named_so = bool(_SHOWING & set(words))
-    return (is_logging and not tracks) or is_named_so or name in _ALSO_QUIET
+    return name in _QUIET or not _SHOWING.isdisjoint(words)
 
 
 def _is_lazy(node: ast.If) -> bool:
@@ -284,7 +265,7 @@ STATEMENTS: dict[type[ast.stmt], RunStatement] = {
     ast.Expr: _run_expr,
     ast.Return: _run_return,
     ast.Raise: _run_raise,
-    ast.Assert: _run_assert,
+    ast.Assert: _run_raise,
     ast.Break: _run_leaving,
     ast.Continue: _run_leaving,
     ast.Global: lambda walk, node: walk.frame.globals.update(node.names),

@@ -17,7 +17,7 @@ from elasticrun.lint.events import What
 from elasticrun.lint.graph import CONTENT, LOG, OPTIMIZER, SAVE, TRACK, VALUE, Sink
 from elasticrun.lint.roles import is_model_wrapper, made_by
 from elasticrun.lint.values import Value, key_of, unknown
-from elasticrun.lint.walk import elastic, externals, methods
+from elasticrun.lint.walk import externals, methods
 from elasticrun.lint.walk.arguments import Called, MethodCalled
 from elasticrun.lint.walk.expressions import attribute, environment_taints, item
 from elasticrun.lint.walk.walk import Walk
@@ -245,13 +245,13 @@ _OF_ANY_MODULE = _table(
 
 # What elasticrun itself offers, by its public names; the others do nothing of note.
 ELASTIC = _table(
-    (Row(do=elastic.make_loader), "AdaptiveDataLoader CombinedLoader"),
-    (Row(do=elastic.make_parallel), "AdaptiveDataParallel"),
-    (Row(do=elastic.prepare), "prepare"),
-    (Row(do=elastic.register_all), "register"),
-    (Row(sink=SAVE, do=elastic.make_variables), "Variables"),
-    (Row(do=elastic.make_accumulator), "Accumulator"),
-    (Row(do=elastic.until), "remaining_epochs_until remaining_steps_until"),
+    (Row(do=externals.make_loader), "AdaptiveDataLoader CombinedLoader"),
+    (Row(do=externals.make_parallel), "AdaptiveDataParallel"),
+    (Row(do=externals.prepare), "prepare"),
+    (Row(do=externals.register_all), "register"),
+    (Row(sink=SAVE, do=externals.make_variables), "Variables"),
+    (Row(do=externals.make_accumulator), "Accumulator"),
+    (Row(do=externals.until), "remaining_epochs_until remaining_steps_until"),
     (Row("collective"), "init save_all_states init_process_group"),
     (Row(taint="rank"), "rank local_rank replica_rank"),
     (Row(taint="world_size"), "world_size num_replicas"),
