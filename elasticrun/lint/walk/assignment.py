@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
-from elasticrun.lint.graph import OPTIMIZER, OWN, SAVE, VALUE, Sink, ValuePlace, flow_to
+from elasticrun.lint.graph import OPTIMIZER, OWN, SAVE, VALUE, Sink, flow_to
 from elasticrun.lint.naming import last_name, written
 from elasticrun.lint.values import OF_CONTENT, Value, element_of, key_of, unknown
 from elasticrun.lint.walk.externals import grow
@@ -137,15 +137,11 @@ def _how(walk: Walk, target: ast.expr, value: ast.expr) -> str:
 
 def _sink_of(walk: Walk, targets: list[ast.expr]) -> Sink:
     """Return where an assigned value goes, so that its use can be followed."""
-    places: list[ValuePlace] = []
-    for target in targets:
-        leaves = list(_leaves(target))
-        for leaf in leaves:
-            sink = _sink_of_leaf(walk, leaf)
-            if sink == SAVE or (sink == OPTIMIZER and len(leaves) == 1):
-                return sink
-            places += sink.places
-    return Sink("flow", tuple(places))
+    leaves = [leaf for target in targets for leaf in _leaves(target)]
+    sinks = [_sink_of_leaf(walk, leaf) for leaf in leaves]
+    if SAVE in sinks or sinks == [OPTIMIZER]:
+        return SAVE if SAVE in sinks else OPTIMIZER
+    return Sink("flow", tuple(place for sink in sinks for place in sink.places))
 
 
 def _leaves(target: ast.expr) -> Iterator[ast.expr]:

@@ -160,15 +160,9 @@ def _evaluate_sequence(walk: Walk, node: ast.List | ast.Tuple | ast.Set) -> Valu
             is_complete &= value.kind in ("list", "tuple") and value.is_complete
         else:
             parts.append(value)
-    return walk.made(
-        Value(
-            _SEQUENCES[type(node)],
-            parts=parts,
-            taints=taints_of(parts),
-            is_complete=is_complete,
-            is_empty=not node.elts,
-        )
-    )
+    made = Value(_SEQUENCES[type(node)], parts=parts, taints=taints_of(parts))
+    made.is_complete, made.is_empty = is_complete, not node.elts
+    return walk.made(made)
 
 
 def _evaluate_dict(walk: Walk, node: ast.Dict) -> Value:
@@ -311,24 +305,22 @@ def item(walk: Walk, base: Value, key: Value, node: ast.AST) -> Value:
 
 def _constant_item(walk: Walk, base: Value, key: str | int, node: ast.AST) -> Value:
     elements = base.elements
-    if (elements or base.kind in ("tuple", "list")) and isinstance(key, int):
-        if -len(elements) <= key < len(elements):
-            return elements[key]
-        return unknown(taints=base.taints)
-    if key not in base.attrs and base.kind in ("dict", "unknown", "variables"):
-        made = unknown(str(key), base.taints)
+    if isinstance(key, int) and (elements or base.kind in ("tuple", "list")):
+        is_there = -len(elements) <= key < len(elements)
+        return elements[key] if is_there else unknown(taints=base.taints)
+    if key not in base.attrs:
+        if base.kind not in ("dict", "unknown", "variables"):
+            return unknown(taints=base.taints)
+        base.attrs[key] = unknown(str(key), base.taints)
         if base.kind == "dict" and [each.name for each in base.parts] == ["list"]:
-            made = walk.made(Value("list", node=node, is_empty=True))
-        base.attrs[key] = made
-    if key in base.attrs:
-        walk.read((base.uid, key), node)
-        value = base.attrs[key]
-        # So that what changes the item changes what holds it, too.
-        if value.owner is None and (value.is_container or value.kind == "unknown"):
-            value.owner = base
-        value.registered |= base.is_durable and value.is_container
-        return value
-    return unknown(taints=base.taints)
+            base.attrs[key] = walk.made(Value("list", node=node, is_empty=True))
+    walk.read((base.uid, key), node)
+    value = base.attrs[key]
+    # So that what changes the item changes what holds it, too.
+    if value.owner is None and (value.is_container or value.kind == "unknown"):
+        value.owner = base
+    value.registered |= base.is_durable and value.is_container
+    return value
 
 
 def _decorators(function: MethodDef) -> set[str]:

@@ -88,17 +88,13 @@ def _few_elements(value: Value) -> list[Value]:
 
 def _wrapped(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     inner = _looped_part(value)
-    if value.name == "enumerate":
-        shaped = _counting(walk, body)
-    elif value.name == "zip":
-        others = value.parts
+    shaped = _counting(walk, body) if value.name == "enumerate" else body
+    if value.name == "zip":
 
         def shaped(element: Value) -> None:
-            parts = [element if p is inner else element_of(p) for p in others]
+            parts = [element if p is inner else element_of(p) for p in value.parts]
             body(Value("tuple", parts=parts))
 
-    else:
-        shaped = body
     if inner is None:
         if value.name in _COUNTING or any(p.kind == "range" for p in value.parts):
             walk.note(node, "counted")
@@ -199,14 +195,12 @@ def _unrolled(walk: Walk, elements: list[Value], node: ast.AST, body: Body) -> N
 
 def _data_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     """Walk through a loop over a loader, or over `remaining_steps_until`."""
+    is_sure = value.kind != "unknown" and value.sure
+    is_elastic = value.kind != "plain_loader"
     loop = DataLoop(
-        walk.step(node),
-        walk.turns,
-        _loop_text(node),
-        value,
-        sure=value.kind != "unknown" and value.sure,
-        is_elastic=value.kind != "plain_loader",
-    )
+        walk.step(node), walk.turns, _loop_text(node), value, sure=is_sure,
+        is_elastic=is_elastic,
+    )  # fmt: skip
     walk.graph.loops.append(loop)
     with looping(walk, loop.step, loop):
         outer = walk.loop

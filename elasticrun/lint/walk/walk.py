@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, final
 
 from elasticrun.lint.events import Event, What
@@ -49,6 +48,20 @@ class Handlers(NamedTuple):
     expressions: Mapping[type[ast.expr], Evaluate]
     assign: Callable[[Walk, ast.expr, Value, str], None]
     iterate: Callable[[Walk, Value, ast.AST, Body], None]
+
+
+class _Within:
+    """Something of a walk is another one inside of this."""
+
+    def __init__(self, walk: Walk, name: str, inner: object) -> None:
+        self.walk, self.name, self.inner = walk, name, inner
+
+    def __enter__(self) -> None:
+        self.outer = getattr(self.walk, self.name)
+        setattr(self.walk, self.name, self.inner)
+
+    def __exit__(self, *_: object) -> None:
+        setattr(self.walk, self.name, self.outer)
 
 
 @final
@@ -191,33 +204,17 @@ class Walk:
         self.num_guards += 1
         return Guard(self.num_guards, test, True, taints, self.frame.function)
 
-    @contextlib.contextmanager
-    def guarded(self, guard: Guard) -> Iterator[None]:
+    def guarded(self, guard: Guard) -> _Within:
         """Note the condition under which the steps inside run."""
-        before = self.guards
-        self.guards = (*before, guard)
-        try:
-            yield
-        finally:
-            self.guards = before
+        return _Within(self, "guards", (*self.guards, guard))
 
-    @contextlib.contextmanager
-    def into(self, sink: Sink) -> Iterator[None]:
+    def into(self, sink: Sink) -> _Within:
         """Say where the values that are read inside go."""
-        before, self.sink = self.sink, sink
-        try:
-            yield
-        finally:
-            self.sink = before
+        return _Within(self, "sink", sink)
 
-    @contextlib.contextmanager
-    def inside(self, frame: Frame) -> Iterator[None]:
+    def inside(self, frame: Frame) -> _Within:
         """Go on in another call, or in a module."""
-        before, self.frame = self.frame, frame
-        try:
-            yield
-        finally:
-            self.frame = before
+        return _Within(self, "frame", frame)
 
     # What is noted.
 
