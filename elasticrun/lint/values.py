@@ -292,8 +292,6 @@ def element_of(value: Value) -> Value:
 
 def members_of(loader: Value) -> set[Value]:
     """Return a loader and, if it is a combined one, those that it combines."""
-    if loader.name != "CombinedLoader":
-        return {loader}
     given = [
         each
         for part in loader.parts

@@ -357,12 +357,10 @@ def register_all(walk: Walk, it: Called) -> Value:
     for value in it.values:
         register(value)
     walk.note(it.node, "state", name="register", given=it)
-    for keyword in it.node.keywords:
-        if keyword.arg is None:
-            value = walk.evaluate(keyword.value)
-            if not value.attrs and not value.parts:
-                # Not even how many things are registered here is known.
-                walk.note(it.node, "unseen states")
+    named = [each for each in it.node.keywords if each.arg is not None]
+    if len(it.keywords) == len(named) < len(it.node.keywords):
+        # Not even how many things are registered here is known.
+        walk.note(it.node, "unseen states")
     return constant(None)
 
 

@@ -136,16 +136,10 @@ def is_generator(node: ast.AST) -> bool:
     cached: bool | None = getattr(node, "_elasticrun_generator", None)
     if cached is None:
         own = () if isinstance(node, ast.Lambda) else statements_of(node)
-        cached = any(
-            isinstance(_value_of(each), ast.Yield | ast.YieldFrom) for each in own
-        )
+        values = (getattr(each, "value", None) for each in own)
+        cached = any(isinstance(each, ast.Yield | ast.YieldFrom) for each in values)
         node._elasticrun_generator = cached  # type: ignore[attr-defined]
     return cached
-
-
-def _value_of(statement: ast.AST) -> ast.AST | None:
-    value: ast.AST | None = getattr(statement, "value", None)
-    return value.value if isinstance(value, ast.Await) else value
 
 
 # Definitions.

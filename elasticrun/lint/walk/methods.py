@@ -123,20 +123,13 @@ def resample(walk: Walk, it: MethodCalled) -> Value | None:
 
 
 def step(walk: Walk, it: MethodCalled) -> Value:
-    """Note a step of an optimizer, and walk through its closure."""
-    walk.note(
-        it.node, "trained", it.receiver, role="optimizer", turns=walk.turns
-    )  # fmt: skip
+    """Note a step of an optimizer, or of one that a scaler is given; walk closures."""
+    is_scaled = it.receiver.kind == "scaler" and bool(it.args)
+    stepped = it.args[0] if is_scaled else it.receiver
+    walk.note(it.node, "trained", stepped, role="optimizer", turns=walk.turns)
     for closure in it.values:
         if closure.kind == "func":
             return call_function(walk, closure, it.node, Arguments())
-    return constant(None)
-
-
-def step_scaled(walk: Walk, it: MethodCalled) -> Value:
-    """Note the step of the optimizer that a scaler is given."""
-    stepped = it.args[0] if it.args else it.receiver
-    walk.note(it.node, "trained", stepped, role="optimizer")
     return constant(None)
 
 
@@ -165,8 +158,6 @@ def set_up(walk: Walk, it: MethodCalled) -> Value:
 def change_parameters(walk: Walk, it: MethodCalled) -> Value:
     """Note what changes parameters in place."""
     model = it.receiver.owner or it.receiver
-    if it.name == "backward":
-        walk.note(it.node, "backward", taints=it.receiver.taints)
     is_in_place = it.name.endswith("_") and not it.name.startswith("_")
     is_in_place |= it.name in ("apply", "reset_parameters")
     how = it.name if is_in_place and it.name not in _HARMLESS_IN_PLACE else ""

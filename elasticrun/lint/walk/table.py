@@ -299,6 +299,9 @@ _MODEL = _table(
 _CONTAINER = _table(
     (Row(do=methods.clear), "clear"),
     (Row(sink=CONTENT, do=methods.change), " ".join(CHANGING)),
+    (Row(gives="receiver"), "union difference copy"),
+    (Row(do=_get), "get"),
+    (Row(do=methods.items), "items values keys"),
 )
 
 # Methods of objects whose role is known; with none here it is that of any object.
@@ -324,17 +327,8 @@ _METHODS: dict[str, dict[str, Row]] = {
         "autoscale": Row("collective"),
         _OTHERWISE: Row(),
     },
-    "list": _CONTAINER,
+    **dict.fromkeys(("list", "set", "dict"), _CONTAINER),
     "const": {"join": Row(do=_join)},
-    "set": {
-        **_CONTAINER,
-        **dict.fromkeys(("union", "difference", "copy"), Row(gives="receiver")),
-    },
-    "dict": {
-        **_CONTAINER,
-        "get": Row(do=_get),
-        **dict.fromkeys(("items", "values", "keys"), Row(do=methods.items)),
-    },
     "scheduler": _table(
         (Row("trained", OPTIMIZER, "nothing", "scheduler"), "step step_update"),
     ),
@@ -344,7 +338,7 @@ _METHODS: dict[str, dict[str, Row]] = {
     },
     "scaler": {
         "load_state_dict": Row(sink=OPTIMIZER, do=methods.load),
-        "step": Row(sink=VALUE, do=methods.step_scaled),
+        "step": Row(sink=VALUE, do=methods.step),
         "update": Row("trained", VALUE, "nothing", "scaler"),
         "scale": Row(sink=VALUE, gives="first"),
         _OTHERWISE: Row(sink=VALUE, gives="nothing"),
@@ -359,6 +353,7 @@ _METHODS: dict[str, dict[str, Row]] = {
     "model": _MODEL,
     "param": {
         "requires_grad_": Row(do=methods.set_up),
+        "backward": Row(sink=OPTIMIZER, do=methods.backward),
         _OTHERWISE: Row(sink=OPTIMIZER, do=methods.change_parameters),
     },
     # Any other object, or one whose role says nothing of the method.
