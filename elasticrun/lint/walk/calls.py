@@ -11,13 +11,7 @@ from elasticrun.lint import roles
 from elasticrun.lint.catalog import GROWING
 from elasticrun.lint.graph import CONTENT, OPTIMIZER, OWN, VALUE, Sink, flow_to
 from elasticrun.lint.naming import last_name, written
-from elasticrun.lint.values import (
-    NO_TAINTS,
-    Class,
-    Value,
-    constant,
-    unknown,
-)
+from elasticrun.lint.values import NO_TAINTS, Class, Value, constant, unknown
 from elasticrun.lint.walk.arguments import Called, MethodCalled, arguments, called
 from elasticrun.lint.walk.expressions import attribute
 from elasticrun.lint.walk.externals import call_unknown, looks_like_model, opaque

@@ -24,12 +24,8 @@ from elasticrun.lint.values import (
     taints_of,
     unknown,
 )
+from elasticrun.lint.walk import losses
 from elasticrun.lint.walk.functions import call_function, decorated
-from elasticrun.lint.walk.losses import (
-    taints_of_item,
-    taints_of_product,
-    taints_of_quotient,
-)
 from elasticrun.lint.walk.walk import Evaluate, Walk
 
 
@@ -61,11 +57,11 @@ def _evaluate_bin_op(walk: Walk, node: ast.BinOp) -> Value:
     if isinstance(node.op, ast.Div):
         if "accumulated" in left.taints and "num_batches" in right.taints:
             walk.note(node, "divided")
-        taints = taints_of_quotient(left, right, node.right)
+        taints = losses.taints_of_quotient(left, right, node.right)
     if isinstance(node.op, ast.Mult):
         taints -= {"num_batches"}
     if isinstance(node.op, ast.MatMult):
-        taints = taints_of_product(left, right, node.right)
+        taints = losses.taints_of_product(left, right, node.right)
     if isinstance(node.op, ast.Mod) and "epoch" not in left.taints:
         taints |= {"modulo"}
     return unknown(taints=taints)
@@ -278,7 +274,7 @@ def _evaluate_subscript(walk: Walk, node: ast.Subscript) -> Value:
         return unknown("environ", environment_taints(key))
     value = item(walk, base, key, node)
     if value.kind == "unknown":
-        value.taints = taints_of_item(node, value.taints)
+        value.taints = losses.taints_of_item(node, value.taints)
     return value
 
 

@@ -27,15 +27,10 @@ from elasticrun.lint.walk.expressions import attribute
 from elasticrun.lint.walk.externals import note_order
 from elasticrun.lint.walk.frames import Frame, Leaving
 from elasticrun.lint.walk.functions import call_function, run_function
-from elasticrun.lint.walk.walk import (
-    MAX_ELEMENTS,
-    MAX_YIELDS,
-    Body,
-    Evaluate,
-    RunStatement,
-    Walk,
-)
+from elasticrun.lint.walk.walk import Body, Evaluate, RunStatement, Walk
 
+MAX_ELEMENTS = 8  # of a container, for each of which a loop's body is walked through
+MAX_YIELDS = 4  # of one generator, each of which runs the loop's body
 _ITERATED = frozenset(("generator", "iterator", "wrapped", "loader", "plain_loader"))
 _COUNTING = frozenset(("trange", "count"))
 _BATCH = frozenset(("batch",))
@@ -315,8 +310,7 @@ def _run_for(walk: Walk, node: ast.For | ast.AsyncFor) -> None:
 
     walk.iterate(value, node, body)
     frame.env = merged(frame.env, before)
-    if node.orelse:
-        walk.run(node.orelse)
+    walk.run(node.orelse)
 
 
 def _run_while(walk: Walk, node: ast.While) -> None:
@@ -327,11 +321,9 @@ def _run_while(walk: Walk, node: ast.While) -> None:
         walk.current = head
         with walk.guarded(walk.guard(node.test, test.taints)):
             walk.run(node.body)
-    is_endless = isinstance(node.test, ast.Constant) and bool(node.test.value)
-    if is_endless:
+    if isinstance(node.test, ast.Constant) and node.test.value:
         walk.here = [each for each in walk.here if each is not head]
-    if node.orelse and walk.here:
-        walk.run(node.orelse)
+    walk.run(node.orelse)
 
 
 # Comprehensions.

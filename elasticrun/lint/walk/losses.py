@@ -34,25 +34,23 @@ def taints_of_loss(it: Called, taints: frozenset[str]) -> frozenset[str]:
         return taints | {SELECTED} if "batch" in taints else taints
     if not _LOSS.match(it.name):
         return taints
-    is_class = it.last.endswith("Loss")
     reduction = it.keywords.get("reduction")
     how = "mean" if reduction is None else reduction.constant
     own = NO_TAINTS
     if how == "sum":
         own = frozenset((SUMMED,))
-    elif how == "mean" and (
-        SELECTED in taints or _is_weighted(it, 0 if is_class else 2)
-    ):
+    elif how == "mean" and (SELECTED in taints or _is_weighted(it)):
         own = frozenset((COUNTED,))
     elif how == "none":
         own = taints & {SELECTED}
     return (taints - _OF_LOSSES) | own | (taints & {PAIRED})
 
 
-def _is_weighted(it: Called, position: int) -> bool:
+def _is_weighted(it: Called) -> bool:
     """Return whether not every target counts as one; `weight` may be positional."""
     if it.last not in _WEIGHTED:
         return False
+    position = 0 if it.last.endswith("Loss") else 2
     by_place = it.args[position : position + 1]
     weights = [*by_place, *(v for k, v in it.keywords.items() if k == "weight")]
     return any(not each.is_none for each in weights) or "ignore_index" in it.keywords

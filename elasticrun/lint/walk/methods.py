@@ -5,9 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from elasticrun.lint.catalog import (
-    GROWING,
-)
+from elasticrun.lint.catalog import GROWING
 from elasticrun.lint.naming import named, written
 from elasticrun.lint.values import (
     OF_CONTENT,
@@ -17,16 +15,8 @@ from elasticrun.lint.values import (
     taints_of,
     unknown,
 )
+from elasticrun.lint.walk import externals
 from elasticrun.lint.walk.arguments import MethodCalled
-from elasticrun.lint.walk.externals import (
-    OF_ONE_REPLICA,
-    call_unknown,
-    grow,
-    is_seeded,
-    open_file,
-    open_named,
-    write_content,
-)
 from elasticrun.lint.walk.functions import call_function
 from elasticrun.lint.walk.losses import SELECTED, taints_of_method, with_number
 from elasticrun.lint.walk.walk import Walk
@@ -55,11 +45,13 @@ def change(walk: Walk, it: MethodCalled) -> Value:
     if not (receiver.is_container or (is_growing and receiver.kind == "unknown")):
         return unknown(taints=receiver.taints)
     if not is_growing:
-        how = "grow" if receiver.kind == "set" else "weak"
-        write_content(walk, receiver, it.node, how, it.text, receiver)
+        how = "externals.grow" if receiver.kind == "set" else "weak"
+        externals.write_content(walk, receiver, it.node, how, it.text, receiver)
         receiver.taints |= it.taints & OF_CONTENT
         return unknown(taints=receiver.taints)
-    grow(walk, receiver, it.node, it.text, it.args[-1] if it.args else unknown())
+    externals.grow(
+        walk, receiver, it.node, it.text, it.args[-1] if it.args else unknown()
+    )
     is_early = walk.loop is None and walk.epoch is None
     if is_early and it.name == "append":
         receiver.parts += it.args
@@ -208,7 +200,7 @@ def save(walk: Walk, it: MethodCalled) -> Value:
 
 def any_method(walk: Walk, it: MethodCalled) -> Value:
     """Return what a method returns of which nothing but its name is known."""
-    value = call_unknown(walk, it.receiver, it)
+    value = externals.call_unknown(walk, it.receiver, it)
     if value.kind != "wrapped":
         value.taints = taints_of_method(it, it.receiver.taints | value.taints)
     return value
@@ -222,12 +214,12 @@ def backward(walk: Walk, it: MethodCalled) -> Value:
 
 def gather(_: Walk, it: MethodCalled) -> Value:
     """Return what all replicas have together."""
-    return unknown(taints=(it.receiver.taints | it.taints) - OF_ONE_REPLICA)
+    return unknown(taints=(it.receiver.taints | it.taints) - externals.OF_ONE_REPLICA)
 
 
 def draw_in_place(walk: Walk, it: MethodCalled) -> None:
     """Note that a tensor is filled with random numbers."""
-    is_keyed, has_seed = "generator" in it.keywords, is_seeded(walk, "torch")
+    is_keyed, has_seed = "generator" in it.keywords, externals.is_seeded(walk, "torch")
     walk.note(it.node, "drawn", name=it.name, is_keyed=is_keyed, is_seeded=has_seed)
 
 
@@ -265,5 +257,5 @@ def open_path(walk: Walk, it: MethodCalled) -> Value | None:
         return None
     mode = it.args[0].constant if it.args else "r"
     if isinstance(mode, str) and not set(mode) <= set("rwaxbt+"):
-        return open_named(walk, it)
-    return open_file(walk, it, it.receiver, it.args, it.text)
+        return externals.open_named(walk, it)
+    return externals.open_file(walk, it, it.receiver, it.args, it.text)

@@ -7,12 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-from elasticrun.lint.catalog import (
-    CHANGING,
-    FILE_WRITES,
-    LOG_METHODS,
-    TRACKER_METHODS,
-)
+from elasticrun.lint.catalog import CHANGING, FILE_WRITES, LOG_METHODS, TRACKER_METHODS
 from elasticrun.lint.events import What
 from elasticrun.lint.graph import CONTENT, LOG, OPTIMIZER, SAVE, TRACK, VALUE, Sink
 from elasticrun.lint.roles import is_model_wrapper, made_by

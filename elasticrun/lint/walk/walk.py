@@ -37,8 +37,6 @@ MAX_DEPTH = 24  # of calls, one within the other
 MAX_CALLS = 40  # of one function, each of which is walked through
 MAX_MODULES = 80
 MAX_IMPORTS = 12  # one within the other; two deep only what is about training
-MAX_ELEMENTS = 8  # of a container, for each of which a loop's body is walked through
-MAX_YIELDS = 4  # of one generator, each of which runs the loop's body
 
 
 class Handlers(NamedTuple):

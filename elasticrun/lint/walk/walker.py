@@ -9,11 +9,7 @@ from typing import TypeVar
 
 from elasticrun.lint.options import LintOptions
 from elasticrun.lint.project import Module, Project
-from elasticrun.lint.values import (
-    Arguments,
-    Class,
-    Value,
-)
+from elasticrun.lint.values import Arguments, Class, Value
 from elasticrun.lint.walk import (
     assignment,
     calls,
