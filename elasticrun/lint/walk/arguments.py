@@ -28,6 +28,11 @@ class Called(Arguments):
     def last(self) -> str:
         return self.name.rpartition(".")[2]
 
+    @property
+    def text(self) -> str:
+        """What a method is called on, as the program writes it."""
+        return ""
+
 
 @dataclass(eq=False, kw_only=True)
 class MethodCalled(Called):
@@ -41,8 +46,11 @@ class MethodCalled(Called):
     receiver: Value
 
     @property
+    def taints(self) -> frozenset[str]:
+        return self.receiver.taints | super().taints
+
+    @property
     def text(self) -> str:
-        """What the method is called on, as the program writes it."""
         assert isinstance(self.node.func, ast.Attribute)
         return written(self.node.func.value)
 

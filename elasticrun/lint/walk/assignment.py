@@ -98,28 +98,23 @@ def _unpack(walk: Walk, target: ast.Tuple | ast.List, value: Value, how: str) ->
 # Statements.
 
 
-def _run_assign(walk: Walk, node: ast.Assign) -> None:
+def _run_assign(walk: Walk, node: ast.Assign | ast.AnnAssign) -> None:
+    if node.value is None:
+        return
+    targets = [*node.targets] if isinstance(node, ast.Assign) else [node.target]
     walk.step(node)
-    with walk.into(_sink_of(walk, node.targets)):
+    with walk.into(_sink_of(walk, targets)):
         value = walk.evaluate(node.value)
     if value.kind == "unknown" and isinstance(node.value, ast.Call | ast.BinOp):
         value.node, value.made_at = value.node or node.value, walk.current.number
         walk.write((value.uid, "[]"), node, "set", value, "")
-    for target in node.targets:
+    for target in targets:
         walk.assign(target, value, how=_how(walk, target, node.value))
         for leaf in _leaves(target):
             # Keeping the larger or the smaller is no update.
             is_set = _is_bounding(node.value)
             how = "set" if is_set else _how(walk, leaf, node.value)
             _note_change(walk, leaf, node, how, value.taints)
-
-
-def _run_ann_assign(walk: Walk, node: ast.AnnAssign) -> None:
-    if node.value is not None:
-        walk.step(node)
-        with walk.into(_sink_of(walk, [node.target])):
-            value = walk.evaluate(node.value)
-        walk.assign(node.target, value)
 
 
 def _how(walk: Walk, target: ast.expr, value: ast.expr) -> str:
@@ -262,7 +257,7 @@ def _is_bounding(value: ast.expr) -> bool:
 
 STATEMENTS: Mapping[type[ast.stmt], RunStatement] = {
     ast.Assign: _run_assign,
-    ast.AnnAssign: _run_ann_assign,
+    ast.AnnAssign: _run_assign,
     ast.AugAssign: _run_aug_assign,
     ast.Delete: _run_delete,
 }

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from elasticrun.lint import roles
 from elasticrun.lint.catalog import GROWING
 from elasticrun.lint.graph import CONTENT, OPTIMIZER, OWN, VALUE, Sink, flow_to
 from elasticrun.lint.naming import last_name, written
-from elasticrun.lint.values import NO_TAINTS, Class, Value, constant, unknown
+from elasticrun.lint.values import Class, Value, constant, unknown
 from elasticrun.lint.walk.arguments import Called, MethodCalled, arguments, called
 from elasticrun.lint.walk.expressions import attribute
 from elasticrun.lint.walk.externals import call_unknown, looks_like_model, opaque
@@ -160,14 +159,15 @@ def _by_row(walk: Walk, row: Row | None, it: Called) -> Value | None:
         return row.do(walk, it)
     receiver = it.receiver if isinstance(it, MethodCalled) else None
     if row.event is not None:
-        details: dict[str, Any] = {"name": it.name, "role": row.role, "how": it.name}
-        details.update(given=it, catching=walk.catching, turns=walk.turns)
-        walk.note(it.node, row.event, receiver, **details)
+        walk.note(
+            it.node, row.event, receiver, name=it.name, role=row.role, how=it.name,
+            text=it.text, given=it, taints=it.taints, catching=walk.catching,
+            turns=walk.turns,
+        )  # fmt: skip
     if row.gives == "nothing":
         return constant(None)
     if row.gives == "alike":
-        made_of = it.taints | (receiver.taints if receiver is not None else NO_TAINTS)
-        return unknown(taints=made_of | frozenset(row.taint.split()))
+        return unknown(taints=it.taints | frozenset(row.taint.split()))
     if row.gives == "receiver":
         return receiver
     if row.gives == "first":

@@ -141,12 +141,6 @@ def parameters(_: Walk, it: MethodCalled) -> Value:
     return Value("param", it.name, sure=it.receiver.sure, owner=it.receiver)
 
 
-def set_up(walk: Walk, it: MethodCalled) -> Value:
-    """Note that parameters are frozen, or are no longer."""
-    walk.note(it.node, "set up", it.receiver, text=it.text)
-    return it.receiver
-
-
 def change_parameters(walk: Walk, it: MethodCalled) -> Value:
     """Note what changes parameters in place."""
     model = it.receiver.owner or it.receiver
@@ -206,15 +200,9 @@ def any_method(walk: Walk, it: MethodCalled) -> Value:
     return value
 
 
-def backward(walk: Walk, it: MethodCalled) -> Value:
-    """Note that gradients are computed of a loss."""
-    walk.note(it.node, "backward", taints=it.receiver.taints | it.taints)
-    return unknown()
-
-
 def gather(_: Walk, it: MethodCalled) -> Value:
     """Return what all replicas have together."""
-    return unknown(taints=(it.receiver.taints | it.taints) - externals.OF_ONE_REPLICA)
+    return unknown(taints=it.taints - externals.OF_ONE_REPLICA)
 
 
 def draw_in_place(walk: Walk, it: MethodCalled) -> None:

@@ -9,7 +9,7 @@ import sys
 
 from elasticrun.lint import catalog, roles
 from elasticrun.lint.events import Event
-from elasticrun.lint.graph import LOG, NONE, OWN, TEST, Sink, Step, flow_to
+from elasticrun.lint.graph import LOG, NONE, OWN, TEST, Guard, Sink, Step, flow_to
 from elasticrun.lint.naming import STOPS, last_name, named, written
 from elasticrun.lint.values import Value, elastic_loaders_in, join, merged, unknown
 from elasticrun.lint.walk.walk import RunStatement, Walk
@@ -74,18 +74,27 @@ def _run_if(walk: Walk, node: ast.If) -> None:
     with walk.into(_sink_of_test(walk, node)):
         test = walk.evaluate(node.test)
     guard = walk.guard(node.test, _taints_of_test(node.test, test))
-    start, before = walk.here, frame.env
-    ends = []
-    for holds, body in ((guard, node.body), (guard.opposite, node.orelse)):
-        walk.here, frame.env = start, dict(before)
-        with walk.guarded(holds):
-            walk.run(body)
-        ends.append((walk.here, frame.env))
-    _meet(walk, ends)
-    first, second = (bool(here) for here, _ in ends)
+    first, second = _run_branches(
+        walk, [(guard, node.body), (guard.opposite, node.orelse)]
+    )
     if first != second:
         # One branch leaves: what follows runs under the other one's condition.
         walk.guards += (guard if first else guard.opposite,)
+
+
+def _run_branches(
+    walk: Walk, branches: list[tuple[Guard, list[ast.stmt]]]
+) -> list[bool]:
+    """Walk through branches and go on behind them; return which of them end there."""
+    frame, start, before = walk.frame, walk.here, walk.frame.env
+    ends = []
+    for guard, body in branches:
+        walk.here, frame.env = start, dict(before)
+        with walk.guarded(guard):
+            walk.run(body)
+        ends.append((walk.here, frame.env))
+    _meet(walk, ends)
+    return [bool(here) for here, _ in ends]
 
 
 def _meet(walk: Walk, ends: list[tuple[list[Step], dict[str, Value]]]) -> None:
@@ -102,19 +111,12 @@ def _taints_of_test(test: ast.expr, value: Value) -> frozenset[str]:
 
 
 def _run_match(walk: Walk, node: ast.Match) -> None:
-    frame = walk.frame
     walk.step(node)
     with walk.into(TEST):
         subject = walk.evaluate(node.subject)
     guard = walk.guard(node.subject, subject.taints)
-    start, before = walk.here, frame.env
-    ends = [(start, before)]
-    for case in node.cases:
-        walk.here, frame.env = start, dict(before)
-        with walk.guarded(guard):
-            walk.run(case.body)
-        ends.append((walk.here, frame.env))
-    _meet(walk, ends)
+    branches = [(guard, case.body) for case in node.cases]
+    _run_branches(walk, [*branches, (guard.opposite, [])])
 
 
 def _sink_of_test(walk: Walk, node: ast.If) -> Sink:

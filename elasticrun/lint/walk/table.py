@@ -283,7 +283,7 @@ _MODEL = _table(
         to cuda cpu half float double bfloat16 train eval detach
         contiguous share_memory compile type channels_last
     """),
-    (Row(do=methods.set_up), "requires_grad_"),
+    (Row("set up", gives="receiver"), "requires_grad_"),
     (Row(), "weigh"),  # which is told a loader, and does not loop over it
     (Row(do=methods.parameters), """
         parameters named_parameters buffers named_buffers state_dict values items
@@ -329,7 +329,7 @@ _METHODS: dict[str, dict[str, Row]] = {
     ),
     "optimizer": {
         "step": Row(sink=OPTIMIZER, do=methods.step),
-        "add_param_group": Row(sink=OPTIMIZER, do=methods.set_up),
+        "add_param_group": Row("set up", OPTIMIZER, "receiver"),
     },
     "scaler": {
         "load_state_dict": Row(sink=OPTIMIZER, do=methods.load),
@@ -347,8 +347,8 @@ _METHODS: dict[str, dict[str, Row]] = {
     },
     "model": _MODEL,
     "param": {
-        "requires_grad_": Row(do=methods.set_up),
-        "backward": Row(sink=OPTIMIZER, do=methods.backward),
+        "requires_grad_": Row("set up", gives="receiver"),
+        "backward": Row("backward", OPTIMIZER),
         _OTHERWISE: Row(sink=OPTIMIZER, do=methods.change_parameters),
     },
     # Any other object, or one whose role says nothing of the method.
@@ -364,7 +364,7 @@ _METHODS: dict[str, dict[str, Row]] = {
             """),
             (Row(sink=SAVE, do=methods.save), "write_text write_bytes to_csv"),
             (Row(do=methods.parameters), "parameters named_parameters"),
-            (Row(do=methods.backward), "backward"),
+            (Row("backward"), "backward"),
             (Row(do=methods.draw_in_place), """
                 uniform_ normal_ random_ bernoulli_ exponential_ cauchy_ geometric_
                 log_normal_
