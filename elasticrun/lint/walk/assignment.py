@@ -101,7 +101,8 @@ def _unpack(walk: Walk, target: ast.Tuple | ast.List, value: Value, how: str) ->
 def _run_assign(walk: Walk, node: ast.Assign | ast.AnnAssign) -> None:
     if node.value is None:
         return
-    targets = [*node.targets] if isinstance(node, ast.Assign) else [node.target]
+    targets: list[ast.expr]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     walk.step(node)
     with walk.into(_sink_of(walk, targets)):
         value = walk.evaluate(node.value)
