@@ -192,14 +192,6 @@ def _run_aug_assign(walk: Walk, node: ast.AugAssign) -> None:
     _note_change(walk, node.target, node, "update", value.taints)
 
 
-def _run_delete(walk: Walk, node: ast.Delete) -> None:
-    walk.step(node)
-    for each in node.targets:
-        if isinstance(each, ast.Name):
-            place = (walk.frame.binder(each.id).uid, each.id)
-            walk.write(place, each, "drop", None, each.id)
-
-
 def _note_change(
     walk: Walk, target: ast.expr, node: ast.stmt, how: str, taints: frozenset[str]
 ) -> None:
@@ -260,5 +252,4 @@ STATEMENTS: Mapping[type[ast.stmt], RunStatement] = {
     ast.Assign: _run_assign,
     ast.AnnAssign: _run_assign,
     ast.AugAssign: _run_aug_assign,
-    ast.Delete: _run_delete,
 }

@@ -205,11 +205,10 @@ def make_list(walk: Walk, it: Called) -> Value:
             made.is_empty = not it.args
             return walk.made(made)
     consume(walk, it)
-    if it.last not in ("set", "frozenset"):
-        parameters = [first] if first.kind == "param" else []
-        return walk.made(Value("list", parts=parameters, taints=it.taints))
-    made = Value("set", node=it.node, is_complete=False, is_empty=not it.args)
-    made.taints = it.taints
+    is_set = it.last in ("set", "frozenset")
+    made = Value("set" if is_set else "list", node=it.node, taints=it.taints)
+    made.parts = [first] if first.kind == "param" and not is_set else []
+    made.is_complete, made.is_empty = not is_set, is_set and not it.args
     return walk.made(made)
 
 

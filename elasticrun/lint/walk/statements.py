@@ -7,7 +7,7 @@ import functools
 import re
 import sys
 
-from elasticrun.lint import catalog, roles
+from elasticrun.lint import catalog
 from elasticrun.lint.events import Event
 from elasticrun.lint.graph import LOG, NONE, OWN, TEST, Guard, Sink, Step, flow_to
 from elasticrun.lint.naming import STOPS, last_name, named, written
@@ -73,7 +73,7 @@ def _run_if(walk: Walk, node: ast.If) -> None:
         return
     with walk.into(_sink_of_test(walk, node)):
         test = walk.evaluate(node.test)
-    guard = walk.guard(node.test, _taints_of_test(node.test, test))
+    guard = walk.guard(node.test, test.taints)
     first, second = _run_branches(
         walk, [(guard, node.body), (guard.opposite, node.orelse)]
     )
@@ -102,12 +102,6 @@ def _meet(walk: Walk, ends: list[tuple[list[Step], dict[str, Value]]]) -> None:
     reached = [each for each in ends if each[0]] or ends[-1:]
     walk.here = list(dict.fromkeys(step for here, _ in reached for step in here))
     walk.frame.env = functools.reduce(merged, (env for _, env in reached))
-
-
-def _taints_of_test(test: ast.expr, value: Value) -> frozenset[str]:
-    taints = value.taints
-    is_rank = value.kind == "unknown" and roles.hint(last_name(test)) == "rank"
-    return taints | {"rank"} if is_rank else taints
 
 
 def _run_match(walk: Walk, node: ast.Match) -> None:
