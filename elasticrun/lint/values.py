@@ -248,24 +248,18 @@ def join(first: Value, second: Value) -> Value:
         return first
     vague = [each.kind in ("const", "unknown") for each in (first, second)]
     if all(vague):
-        is_same = first.kind == second.kind and (
-            first.kind == "unknown" or _is_same_constant(first, second)
-        )
-        name, taints = first.name or second.name, first.taints | second.taints
-        return first if is_same else unknown(name, taints)
+        one, other = first.constant, second.constant
+        if first.kind == second.kind == "unknown":
+            first.taints |= second.taints
+        elif type(one) is not type(other) or one != other or first.kind != second.kind:
+            return unknown(first.name or second.name, first.taints | second.taints)
+        return first
     if any(vague):
         return second if vague[0] else first
     if first.is_object and second.is_object:
-        if second not in first.also:
-            first.also.append(second)
-        if first not in second.also:
-            second.also.append(first)
+        for each, beside in ((first, second), (second, first)):
+            each.also += [] if beside in each.also else [beside]
     return first
-
-
-def _is_same_constant(first: Value, second: Value) -> bool:
-    one, other = first.constant, second.constant
-    return type(one) is type(other) and bool(one == other)
 
 
 def merged(first: dict[str, Value], second: dict[str, Value]) -> dict[str, Value]:
