@@ -30,7 +30,6 @@ from elasticrun.lint.walk import (
     expressions,
     externals,
     iteration,
-    methods,
     statements,
 )
 from elasticrun.lint.walk.walk import Walk
@@ -55,14 +54,10 @@ MECHANISMS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "steps inside expressions": (
         expressions, "_under", lambda walk, _, node: walk.evaluate(node)),
     "contents of arrays": (expressions, "_may_hold", always(False)),
-    "f(x) that gives x back": (
-        assignment, "_handed_through", lambda _, __, value: value),
     "updates told from sets": (assignment, "_how", always("set")),
     "tests that only log": (statements, "_is_quiet", always(False)),
-    "tests for what is missing": (statements, "_is_lazy", always(False)),
     "losses": (calls, "taints_of_loss", lambda _, taints: taints),
     "generators asked by next": (externals, "_loaders_of", always([])),
-    "paths": (methods, "_looks_like_path", always(False)),
     "the same test at a write and a reading": (
         dataflow, "_steady_tests", always(frozenset())),
     "clocks": (dataflow, "is_clock", always(False)),

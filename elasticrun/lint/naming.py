@@ -23,8 +23,13 @@ def last_name(node: ast.expr) -> str:
 
 def written(node: ast.AST) -> str:
     """Return an expression as text, made once for each node."""
+    if isinstance(node, ast.Name):
+        return node.id
     text: str | None = getattr(node, "_elasticrun_text", None)
     if text is None:
-        text = ast.unparse(node)
+        if isinstance(node, ast.Attribute) and last_name(node.value):
+            text = f"{written(node.value)}.{node.attr}"
+        else:
+            text = ast.unparse(node)
         node._elasticrun_text = text  # type: ignore[attr-defined]
     return text

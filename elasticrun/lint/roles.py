@@ -43,11 +43,6 @@ _MODEL_WRAPPER = _ending("""
     convert_sync_batchnorm fully_shard script get_peft_model optimize
 """)
 
-_ITERATED_SAMPLER = re.compile(
-    r"^torch(?:data)?\.[\w.]*\.(?:(?:Random|WeightedRandom|SubsetRandom|Sequential|"
-    r"Distributed|Batch)Sampler)$"
-)
-_SAMPLER_BASES = named("torch.utils.data.Sampler torch.utils.data.sampler.Sampler")
 
 _CLASS_NAMES = {
     "ema": r"(?:^|_)Ema(?:$|[A-Z_])|EMA|MovingAverage(?:Model|Weights)|^ModelEma",
@@ -73,12 +68,16 @@ def elastic_name(dotted: str) -> str:
 
 def is_iterated_sampler(dotted: str) -> bool:
     """Return whether an external class is a sampler that can only be iterated."""
-    return _ITERATED_SAMPLER.search(dotted) is not None
+    return made_by(dotted) == "sampler"
 
 
 # The kind of object that calling an external name makes; the first that fits.
 _MAKERS: dict[Kind, str] = {
     "plain_loader": "DataLoader$",
+    "sampler": (  # one that can only be iterated
+        r"^torch(?:data)?\.[\w.]*\.(?:Random|WeightedRandom|SubsetRandom|Sequential|"
+        r"Distributed|Batch)?Sampler$"
+    ),
     "scaler": "GradScaler",
     "ema": _ending(r"""
         AveragedModel \w*E(?:MA|ma)(?:[A-Z]\w*)? ExponentialMovingAverage
@@ -144,10 +143,8 @@ def base_role(dotted: str) -> str:
         return "loader"
     if last in _BASES:
         return _BASES[last]
-    if dotted in _SAMPLER_BASES or is_iterated_sampler(dotted):
-        return "sampler"
     kind = made_by(dotted)
-    is_role = kind in ("scheduler", "optimizer", "ema", "model")
+    is_role = kind in ("sampler", "scheduler", "optimizer", "ema", "model")
     return kind if kind is not None and is_role else ""
 
 

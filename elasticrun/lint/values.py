@@ -120,6 +120,10 @@ class Value:
         return self.kind in ("list", "dict", "set")
 
     @property
+    def is_none(self) -> bool:
+        return self.kind == "const" and self.constant is None
+
+    @property
     def is_model(self) -> bool:
         """Whether it is a model, of the project or not."""
         is_own = self.cls is not None and self.cls.role == "model"
@@ -143,9 +147,6 @@ class Value:
     def is_durable(self) -> bool:
         """Whether what it holds comes back after a restart."""
         return self.registered or self.kind in ("variables", "accumulator")
-
-    def __repr__(self) -> str:
-        return f"Value({self.kind}, {self.name!r})"
 
 
 @dataclass(eq=False)
@@ -241,39 +242,24 @@ def register(value: Value, seen: set[int] | None = None) -> None:
         register(part, seen)
 
 
-def register_reachable(value: Value, depth: int = 4) -> None:
-    """Mark all that an object holds as saved: it saves and loads it itself."""
-    for child in [*value.attrs.values(), *value.parts]:
-        if child.is_object and not child.registered:
-            register(child)
-            if depth:
-                register_reachable(child, depth - 1)
-
-
 def join(first: Value, second: Value) -> Value:
     """Return what is known where two branches meet: more of objects than of others."""
     if first is second:
         return first
     vague = [each.kind in ("const", "unknown") for each in (first, second)]
     if all(vague):
-        is_same = first.kind == second.kind and (
-            first.kind == "unknown" or _is_same_constant(first, second)
-        )
-        name, taints = first.name or second.name, first.taints | second.taints
-        return first if is_same else unknown(name, taints)
+        one, other = first.constant, second.constant
+        if first.kind == second.kind == "unknown":
+            first.taints |= second.taints
+        elif type(one) is not type(other) or one != other or first.kind != second.kind:
+            return unknown(first.name or second.name, first.taints | second.taints)
+        return first
     if any(vague):
         return second if vague[0] else first
     if first.is_object and second.is_object:
-        if second not in first.also:
-            first.also.append(second)
-        if first not in second.also:
-            second.also.append(first)
+        for each, beside in ((first, second), (second, first)):
+            each.also += [] if beside in each.also else [beside]
     return first
-
-
-def _is_same_constant(first: Value, second: Value) -> bool:
-    one, other = first.constant, second.constant
-    return type(one) is type(other) and bool(one == other)
 
 
 def merged(first: dict[str, Value], second: dict[str, Value]) -> dict[str, Value]:
@@ -293,15 +279,9 @@ def element_of(value: Value) -> Value:
         return Value("group", value.name, sure=value.sure, owner=value.owner)
     if value.kind in ("param", "model"):
         return value
-    if value.kind == "tuple" and value.parts:
-        return value.parts[0]
-    if value.kind == "wrapped" and value.name == "zip":
-        return Value("tuple", parts=[element_of(part) for part in value.parts])
-    if value.kind == "list" and value.parts:
-        objects = [part for part in value.parts if part.is_object]
-        if objects:
-            return objects[0]
-    return unknown(taints=value.taints)
+    objects = [part for part in value.parts if part.is_object]
+    is_held = bool(objects) and value.kind in ("tuple", "list")
+    return objects[0] if is_held else unknown(taints=value.taints)
 
 
 def sampling(dataset: Value) -> list[MethodDef]:

@@ -28,6 +28,11 @@ class Called(Arguments):
     def last(self) -> str:
         return self.name.rpartition(".")[2]
 
+    @property
+    def text(self) -> str:
+        """What a method is called on, as the program writes it."""
+        return ""
+
 
 @dataclass(eq=False, kw_only=True)
 class MethodCalled(Called):
@@ -41,10 +46,19 @@ class MethodCalled(Called):
     receiver: Value
 
     @property
+    def taints(self) -> frozenset[str]:
+        return self.receiver.taints | super().taints
+
+    @property
     def text(self) -> str:
-        """What the method is called on, as the program writes it."""
         assert isinstance(self.node.func, ast.Attribute)
         return written(self.node.func.value)
+
+
+def called(walk: Walk, name: str, node: ast.Call, sink: Sink | None = None) -> Called:
+    """Return a call whose arguments are evaluated."""
+    given = arguments(walk, node, sink)
+    return Called(given.args, given.keywords, name=name, node=node)
 
 
 def arguments(walk: Walk, node: ast.Call, sink: Sink | None = None) -> Arguments:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
-from elasticrun.lint.graph import OPTIMIZER, OWN, SAVE, VALUE, Sink, ValuePlace, flow_to
+from elasticrun.lint.graph import OPTIMIZER, OWN, SAVE, VALUE, Sink, flow_to
 from elasticrun.lint.naming import last_name, written
 from elasticrun.lint.values import OF_CONTENT, Value, element_of, key_of, unknown
-from elasticrun.lint.walk.externals import write_content
+from elasticrun.lint.walk.externals import grow
 from elasticrun.lint.walk.losses import taints_of_quotient
 from elasticrun.lint.walk.walk import RunStatement, Walk
 
-# What a function that cannot be seen is taken to give back, as in `net = prepare(net)`.
-_HANDED = frozenset(("model", "optimizer", "scheduler", "loader", "ema", "instance"))
 _BOUNDING = frozenset(("max", "min", "maximum", "minimum", "fmax", "fmin"))
 
 
@@ -21,18 +19,16 @@ def assign(walk: Walk, target: ast.expr, value: Value, how: str) -> None:
     """Bind a target, noting the place that is written."""
     if isinstance(target, ast.Name):
         _assign_name(walk, target, value, how)
-    elif isinstance(target, ast.Attribute):
-        base = _evaluate_base(walk, target.value)
-        _assign_member(walk, base, target.attr, target, value, how)
-    elif isinstance(target, ast.Subscript):
-        base = _evaluate_base(walk, target.value)
-        key = walk.evaluate(target.slice)
-        known = key_of(key)
-        name = "[]" if known is None else known
-        if known is None and how == "set":
-            how = "set" if _fills(walk, target.slice) else "weak"
-            base.taints |= value.taints & OF_CONTENT
-        _assign_member(walk, base, name, target, value, how)
+    elif isinstance(target, ast.Attribute | ast.Subscript):
+        with walk.into(OWN):
+            base = walk.evaluate(target.value)
+        name: object = target.attr if isinstance(target, ast.Attribute) else None
+        if isinstance(target, ast.Subscript):
+            name = key_of(walk.evaluate(target.slice))
+            if name is None and how == "set":
+                how = "set" if _fills(walk, target.slice) else "weak"
+                base.taints |= value.taints & OF_CONTENT
+        _assign_member(walk, base, "[]" if name is None else name, target, value, how)
     elif isinstance(target, ast.Tuple | ast.List):
         _unpack(walk, target, value, how)
     elif isinstance(target, ast.Starred):
@@ -46,11 +42,6 @@ def _fills(walk: Walk, key: ast.expr) -> bool:
         return False
     is_whole = isinstance(turn.iter, ast.Call) and last_name(turn.iter.func) == "range"
     return is_whole and written(turn.target) == written(key)
-
-
-def _evaluate_base(walk: Walk, node: ast.expr) -> Value:
-    with walk.into(OWN):
-        return walk.evaluate(node)
 
 
 def _assign_name(walk: Walk, target: ast.Name, value: Value, how: str) -> None:
@@ -93,65 +84,38 @@ def _drop_content(
 
 def _unpack(walk: Walk, target: ast.Tuple | ast.List, value: Value, how: str) -> None:
     parts = value.elements
-    is_exact = len(parts) == len(target.elts) and not any(
-        isinstance(each, ast.Starred) for each in target.elts
-    )
-    for index, each in enumerate(target.elts):
-        if is_exact:
-            part = parts[index]
-        elif index == 0 and value.kind in ("scheduler", "optimizer", "model"):
-            part = value  # a factory that returns something beside it
-        elif value.kind in ("param", "param_groups"):
-            part = element_of(value)
-        else:
-            part = unknown(taints=value.taints)
+    is_starred = any(isinstance(each, ast.Starred) for each in target.elts)
+    if is_starred or len(parts) != len(target.elts):
+        is_same = value.kind in ("param", "param_groups")
+        parts = [
+            element_of(value) if is_same else unknown(taints=value.taints)
+            for _ in target.elts
+        ]
+    for each, part in zip(target.elts, parts, strict=True):
         walk.assign(each, part, how=how)
 
 
 # Statements.
 
 
-def _run_assign(walk: Walk, node: ast.Assign) -> None:
+def _run_assign(walk: Walk, node: ast.Assign | ast.AnnAssign) -> None:
+    if node.value is None:
+        return
+    targets: list[ast.expr]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     walk.step(node)
-    with walk.into(_sink_of(walk, node.targets)):
+    with walk.into(_sink_of(walk, targets)):
         value = walk.evaluate(node.value)
-    value = _handed_through(walk, node, value)
     if value.kind == "unknown" and isinstance(node.value, ast.Call | ast.BinOp):
         value.node, value.made_at = value.node or node.value, walk.current.number
         walk.write((value.uid, "[]"), node, "set", value, "")
-    for target in node.targets:
+    for target in targets:
         walk.assign(target, value, how=_how(walk, target, node.value))
-        _note_assigned(walk, target, node.value, node, value.taints)
-
-
-def _handed_through(walk: Walk, node: ast.Assign, value: Value) -> Value:
-    """Return what `x = f(x)` and `x, y = f(x, y)` leave in x where f is unseen."""
-    call, target = node.value, node.targets[0]
-    if value.kind != "unknown" or not isinstance(call, ast.Call):
-        return value
-    given = {
-        each.id: walk.frame.look_up(each.id)[0]
-        for each in call.args
-        if isinstance(each, ast.Name)
-    }
-    given = {name: each for name, each in given.items() if each.kind in _HANDED}
-    if isinstance(target, ast.Name):
-        return given.get(target.id, value)
-    if not given or not isinstance(target, ast.Tuple):
-        return value
-    names = [each.id if isinstance(each, ast.Name) else "" for each in target.elts]
-    if not given.keys() & set(names):
-        return value
-    parts = [given.get(name) or unknown(name, value.taints) for name in names]
-    return Value("tuple", parts=parts)
-
-
-def _run_ann_assign(walk: Walk, node: ast.AnnAssign) -> None:
-    if node.value is not None:
-        walk.step(node)
-        with walk.into(_sink_of(walk, [node.target])):
-            value = walk.evaluate(node.value)
-        walk.assign(node.target, value)
+        for leaf in _leaves(target):
+            # Keeping the larger or the smaller is no update.
+            is_set = _is_bounding(node.value)
+            how = "set" if is_set else _how(walk, leaf, node.value)
+            _note_change(walk, leaf, node, how, value.taints)
 
 
 def _how(walk: Walk, target: ast.expr, value: ast.expr) -> str:
@@ -169,15 +133,11 @@ def _how(walk: Walk, target: ast.expr, value: ast.expr) -> str:
 
 def _sink_of(walk: Walk, targets: list[ast.expr]) -> Sink:
     """Return where an assigned value goes, so that its use can be followed."""
-    places: list[ValuePlace] = []
-    for target in targets:
-        leaves = list(_leaves(target))
-        for leaf in leaves:
-            sink = _sink_of_leaf(walk, leaf)
-            if sink == SAVE or (sink == OPTIMIZER and len(leaves) == 1):
-                return sink
-            places += sink.places
-    return Sink("flow", tuple(places))
+    leaves = [leaf for target in targets for leaf in _leaves(target)]
+    sinks = [_sink_of_leaf(walk, leaf) for leaf in leaves]
+    if SAVE in sinks or sinks == [OPTIMIZER]:
+        return SAVE if SAVE in sinks else OPTIMIZER
+    return Sink("flow", tuple(place for sink in sinks for place in sink.places))
 
 
 def _leaves(target: ast.expr) -> Iterator[ast.expr]:
@@ -204,8 +164,6 @@ def _sink_of_leaf(walk: Walk, target: ast.expr) -> Sink:
         return OPTIMIZER
     if isinstance(target, ast.Attribute):
         return flow_to((base.uid, target.attr))
-    if isinstance(target.slice, ast.Constant):
-        return Sink("flow", ((base.uid, target.slice.value), (base.uid, "[]")))
     return flow_to((base.uid, "[]"))
 
 
@@ -220,12 +178,8 @@ def _run_aug_assign(walk: Walk, node: ast.AugAssign) -> None:
         walk.note(node, "added", old, taints=value.taints)
         return
     if old.kind in ("list", "set") and isinstance(node.op, ast.Add | ast.BitOr):
-        write_content(walk, old, node, "grow", written(node.target))
-        walk.note(
-            node, "changed", old, how="grow", name="[]", text=written(node.target)
-        )
+        grow(walk, old, node, written(node.target), value)
         old.is_complete = False
-        old.taints |= value.taints & OF_CONTENT
         return
     if old.kind == "param":
         walk.note(node, "trained", old.owner, role="weights", how="in place")
@@ -236,34 +190,6 @@ def _run_aug_assign(walk: Walk, node: ast.AugAssign) -> None:
     new = unknown(old.name, taints)
     walk.assign(node.target, new, how="update")
     _note_change(walk, node.target, node, "update", value.taints)
-
-
-def _run_delete(walk: Walk, node: ast.Delete) -> None:
-    walk.step(node)
-    for each in node.targets:
-        if isinstance(each, ast.Name):
-            place = (walk.frame.binder(each.id).uid, each.id)
-            walk.write(place, each, "drop", None, each.id)
-
-
-def _note_assigned(
-    walk: Walk,
-    target: ast.expr,
-    value: ast.expr,
-    node: ast.Assign,
-    taints: frozenset[str],
-) -> None:
-    """Note what an assignment changes; keeping the larger or smaller is no update."""
-    if isinstance(target, ast.Tuple | ast.List):
-        values = value.elts if isinstance(value, ast.Tuple) else []
-        for index, each in enumerate(target.elts):
-            source = values[index] if index < len(values) else value
-            _note_assigned(walk, each, source, node, taints)
-    elif not isinstance(target, ast.Attribute | ast.Subscript):
-        return
-    else:
-        how = "set" if _is_bounding(value) else _how(walk, target, value)
-        _note_change(walk, target, node, how, taints)
 
 
 def _note_change(
@@ -324,7 +250,6 @@ def _is_bounding(value: ast.expr) -> bool:
 
 STATEMENTS: Mapping[type[ast.stmt], RunStatement] = {
     ast.Assign: _run_assign,
-    ast.AnnAssign: _run_ann_assign,
+    ast.AnnAssign: _run_assign,
     ast.AugAssign: _run_aug_assign,
-    ast.Delete: _run_delete,
 }

@@ -5,25 +5,18 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from elasticrun.lint import roles
 from elasticrun.lint.catalog import GROWING
-from elasticrun.lint.graph import OWN, VALUE, Sink
-from elasticrun.lint.naming import written
-from elasticrun.lint.values import (
-    Class,
-    Value,
-    constant,
-    register_reachable,
-    unknown,
-)
-from elasticrun.lint.walk.arguments import Called, MethodCalled, arguments
+from elasticrun.lint.graph import CONTENT, OPTIMIZER, OWN, VALUE, Sink, flow_to
+from elasticrun.lint.naming import last_name, written
+from elasticrun.lint.values import Class, Value, constant, unknown
+from elasticrun.lint.walk.arguments import Called, MethodCalled, arguments, called
 from elasticrun.lint.walk.expressions import attribute
 from elasticrun.lint.walk.externals import call_unknown, looks_like_model, opaque
-from elasticrun.lint.walk.functions import call_known
+from elasticrun.lint.walk.functions import call_function
 from elasticrun.lint.walk.losses import OF_CRITERIA, taints_of_loss
-from elasticrun.lint.walk.methods import any_method, called
+from elasticrun.lint.walk.methods import any_method
 from elasticrun.lint.walk.table import ELASTIC, Row, function_row, method_row
 from elasticrun.lint.walk.walk import Evaluate, Walk
 
@@ -34,6 +27,9 @@ _CRITERION = re.compile(r"Loss|Criterion|Entropy")  # A module that is no model.
 def _evaluate_call(walk: Walk, node: ast.Call) -> Value:
     """Return what a call returns, having walked through the function if known."""
     function = node.func
+    listed = _as_listed(walk, node)
+    if listed is not None:
+        return listed
     if not isinstance(function, ast.Attribute):
         with walk.into(VALUE):
             callee = walk.evaluate(function)
@@ -44,9 +40,6 @@ def _evaluate_call(walk: Walk, node: ast.Call) -> Value:
     is_unseen = callee.kind == "unknown" and receiver.kind != "ext"
     if callee.kind not in ("bound", "param") and not is_unseen:
         return _call_value(walk, callee, node)
-    listed = _as_listed(walk, function.attr, node)
-    if listed is not None:
-        return listed
     value = _call_method(walk, receiver, function.attr, node)
     value.taints |= callee.taints & OF_CRITERIA
     return value
@@ -71,36 +64,33 @@ def _member_called(walk: Walk, receiver: Value, function: ast.Attribute) -> Valu
 
 def _call_value(walk: Walk, callee: Value, node: ast.Call) -> Value:
     """Return what calling a value returns."""
-    listed = _as_listed(walk, callee.name, node)
-    if listed is not None:
-        return listed
     if callee.kind == "func":
-        return call_known(walk, callee, node)
+        return call_function(walk, callee, node)
     if callee.kind == "class":
         return _instantiate(walk, callee, node)
     if callee.kind == "ext":
         return _call_external(walk, callee.name, node)
-    if _is_criterion(callee):
-        return call_known(walk, attribute(walk, callee, "forward", node), node)
-    if callee.defines("__call__"):
-        return call_known(walk, attribute(walk, callee, "__call__", node), node)
+    method = "forward" if _is_criterion(callee) else "__call__"
+    if callee.defines(method):
+        return call_function(walk, attribute(walk, callee, method, node), node)
     name = written(node.func) if callee.kind == "unknown" else callee.name
-    return call_unknown(walk, callee, name, node)
+    return call_unknown(walk, callee, called(walk, name, node, _sink_in(callee)))
 
 
-def _as_listed(walk: Walk, name: str, node: ast.Call) -> Value | None:
+def _sink_in(callee: Value) -> Sink | None:
+    """Return where the arguments of an unknown call go, if what is called tells."""
+    return OPTIMIZER if callee.kind in ("model", "optimizer") else None
+
+
+def _as_listed(walk: Walk, node: ast.Call) -> Value | None:
     """Return what a call returns that the settings speak about; None otherwise."""
-    options = walk.options
-    if not options.idempotent and not options.non_idempotent:
-        return None
-    text = written(node.func)
-    names = {name, name.rpartition(".")[2], text, text.rpartition(".")[2]}
-    is_effect = not names.isdisjoint(options.non_idempotent)
-    if not is_effect and names.isdisjoint(options.idempotent):
+    listed = {*walk.options.idempotent, *walk.options.non_idempotent}
+    names = {written(node.func), last_name(node.func)} if listed else set()
+    if not listed & names:
         return None
     given = arguments(walk, node)
-    if is_effect:
-        walk.note(node, "sent", name=text)
+    if not names.isdisjoint(walk.options.non_idempotent):
+        walk.note(node, "sent", name=written(node.func))
     return unknown(taints=given.taints)
 
 
@@ -115,9 +105,7 @@ def _call_external(walk: Walk, name: str, node: ast.Call) -> Value:
     if elastic:
         return _call_elastic(walk, elastic, node)
     row = function_row(name)
-    sink = row.sink if row is not None else None
-    given = arguments(walk, node, sink)
-    it = Called(given.args, given.keywords, name=name, node=node)
+    it = called(walk, name, node, row.sink if row is not None else None)
     files = [each for each in it.values if each.kind == "file"]
     if files and row is not None and (row.event == "saved" or name == "print"):
         walk.note(node, "written", files[0])
@@ -132,8 +120,7 @@ def _call_elastic(walk: Walk, name: str, node: ast.Call) -> Value:
     """Return what one of elasticrun's own names makes or asks."""
     walk.note(node, "job")
     row = ELASTIC.get(name, Row())
-    given = arguments(walk, node, row.sink or VALUE)
-    value = _by_row(walk, row, Called(given.args, given.keywords, name=name, node=node))
+    value = _by_row(walk, row, called(walk, name, node, row.sink or VALUE))
     assert value is not None
     value.name = value.name if row.do else name
     return value
@@ -145,10 +132,14 @@ def _call_method(walk: Walk, receiver: Value, name: str, node: ast.Call) -> Valu
     roles_of = (_role_of(receiver), also, "any")
     rows = (method_row(role, name) for role in roles_of)
     row = next((each for each in rows if each is not None), None)
-    value = None
-    if row is not None:
-        value = _by_row(walk, row, called(walk, receiver, name, node, row.sink))
-    return any_method(walk, receiver, name, node) if value is None else value
+    sink = row.sink if row is not None else _sink_in(receiver)
+    sink = flow_to((receiver.uid, "[]")) if sink == CONTENT else sink
+    given = arguments(walk, node, sink)
+    it = MethodCalled(
+        given.args, given.keywords, name=name, node=node, receiver=receiver
+    )
+    value = _by_row(walk, row, it)
+    return any_method(walk, it) if value is None else value
 
 
 def _role_of(value: Value) -> str:
@@ -168,14 +159,17 @@ def _by_row(walk: Walk, row: Row | None, it: Called) -> Value | None:
         return row.do(walk, it)
     receiver = it.receiver if isinstance(it, MethodCalled) else None
     if row.event is not None:
-        details: dict[str, Any] = {"name": it.name, "role": row.role, "how": it.name}
-        details.update(given=it, catching=walk.catching, turns=walk.turns)
-        walk.note(it.node, row.event, receiver, **details)
+        walk.note(
+            it.node, row.event, receiver, name=it.name, role=row.role, how=it.name,
+            text=it.text, given=it, taints=it.taints, catching=walk.catching,
+            turns=walk.turns,
+        )  # fmt: skip
     if row.gives == "nothing":
         return constant(None)
-    if receiver is not None and row.gives in ("receiver", "alike"):
-        is_same = row.gives == "receiver"
-        return receiver if is_same else unknown(taints=receiver.taints)
+    if row.gives == "alike":
+        return unknown(taints=it.taints | frozenset(row.taint.split()))
+    if row.gives == "receiver":
+        return receiver
     if row.gives == "first":
         return it.args[0] if it.args else None
     return unknown(row.taint, frozenset(row.taint.split()))
@@ -193,13 +187,12 @@ def _instantiate(walk: Walk, callee: Value, node: ast.Call) -> Value:
     constructor = cls.find("__init__")
     if constructor is not None:
         method = attribute(walk, made, "__init__", node)
-        call_known(walk, method, node)
+        call_function(walk, method, node)
     else:
         _fill_fields(walk, made, cls, node)
     if cls.role == "state":
         walk.note(node, "state", made, name=cls.node.name)
         made.registered = True
-        register_reachable(made)
     elif cls.role in ("scheduler", "optimizer", "ema", "scaler"):
         walk.note(node, "made", made, role=cls.role)
     return made
@@ -216,25 +209,21 @@ def _fill_fields(walk: Walk, made: Value, cls: Class, node: ast.Call) -> None:
         and isinstance(statement.target, ast.Name)
     ]
     values = dict(zip(fields, given.args, strict=False)) | given.keywords
-    order = [*(each for each in fields if each in values), *values]
-    made.attrs.update((name, values[name]) for name in order)
-    for name in made.attrs:
-        walk.write((made.uid, name), node, "set", made.attrs[name], str(name))
-    for name in fields:  # those that have a value of their own
-        if name not in made.attrs and any(name in e.constants for e in cls.lineage()):
+    for name in dict.fromkeys((*fields, *values)):
+        if name in values:
+            made.attrs[name] = values[name]
+        elif any(name in each.constants for each in cls.lineage()):
             attribute(walk, made, name, node)
-            walk.write((made.uid, name), node, "set", made.attrs.get(name), name)
+        if name in made.attrs:
+            walk.write((made.uid, name), node, "set", made.attrs[name], name)
     if not fields:
         made.parts = given.values
 
 
 def _is_criterion(value: Value) -> bool:
     """Return whether a value is a loss that the project defines, whose body counts."""
-    cls = value.cls
-    is_module = value.kind == "instance" and cls is not None and cls.role == "model"
-    if not is_module or cls is None or not _CRITERION.search(cls.node.name):
-        return False
-    return cls.find("forward") is not None
+    cls = value.cls if value.kind == "instance" and value.is_model else None
+    return cls is not None and _CRITERION.search(cls.node.name) is not None
 
 
 def _changes_by_role(receiver: Value, name: str) -> bool:

@@ -24,12 +24,8 @@ from elasticrun.lint.values import (
     taints_of,
     unknown,
 )
+from elasticrun.lint.walk import losses
 from elasticrun.lint.walk.functions import call_function, decorated
-from elasticrun.lint.walk.losses import (
-    taints_of_item,
-    taints_of_product,
-    taints_of_quotient,
-)
 from elasticrun.lint.walk.walk import Evaluate, Walk
 
 
@@ -54,21 +50,18 @@ def _may_hold(value: Value) -> bool:
 
 def _evaluate_bin_op(walk: Walk, node: ast.BinOp) -> Value:
     left, right = walk.evaluate(node.left), walk.evaluate(node.right)
-    if left.kind == "list" and right.kind == "list":
-        return Value("list", parts=[*left.parts, *right.parts])
-    if left.kind == "list" and isinstance(node.op, ast.Mult):
-        return walk.made(Value("list", parts=left.parts, is_complete=False))
+    if left.kind == "list":
+        parts = [*left.parts, *right.parts]
+        return walk.made(Value("list", parts=parts, is_complete=False))
     taints = left.taints | right.taints
-    if left.kind == "set":
-        return Value("set", node=left.node, is_complete=False, taints=taints)
     if isinstance(node.op, ast.Div):
         if "accumulated" in left.taints and "num_batches" in right.taints:
             walk.note(node, "divided")
-        taints = taints_of_quotient(left, right, node.right)
+        taints = losses.taints_of_quotient(left, right, node.right)
     if isinstance(node.op, ast.Mult):
         taints -= {"num_batches"}
     if isinstance(node.op, ast.MatMult):
-        taints = taints_of_product(left, right, node.right)
+        taints = losses.taints_of_product(left, right, node.right)
     if isinstance(node.op, ast.Mod) and "epoch" not in left.taints:
         taints |= {"modulo"}
     return unknown(taints=taints)
@@ -86,17 +79,12 @@ def _evaluate_conditional(walk: Walk, node: ast.IfExp) -> Value:
     first = _under(walk, guard, node.body)
     second = _under(walk, guard.opposite, node.orelse)
     value = join(first, second)
-    if value.is_object and "rank" in test.taints and _is_none(first, second):
+    if value.is_object and "rank" in test.taints and (first.is_none or second.is_none):
         value.taints |= {"rank"}  # whether it is there
     if value.kind in ("unknown", "const"):
         by_rank = test.taints & {"rank"}
         value = unknown(value.name, first.taints | second.taints | by_rank)
     return value
-
-
-def _is_none(*values: Value) -> bool:
-    """Return whether one of some values is None."""
-    return any(each.kind == "const" and each.constant is None for each in values)
 
 
 def _under(walk: Walk, guard: Guard, node: ast.expr) -> Value:
@@ -168,15 +156,9 @@ def _evaluate_sequence(walk: Walk, node: ast.List | ast.Tuple | ast.Set) -> Valu
             is_complete &= value.kind in ("list", "tuple") and value.is_complete
         else:
             parts.append(value)
-    return walk.made(
-        Value(
-            _SEQUENCES[type(node)],
-            parts=parts,
-            taints=taints_of(parts),
-            is_complete=is_complete,
-            is_empty=not node.elts,
-        )
-    )
+    made = Value(_SEQUENCES[type(node)], parts=parts, taints=taints_of(parts))
+    made.is_complete, made.is_empty = is_complete, not node.elts
+    return walk.made(made)
 
 
 def _evaluate_dict(walk: Walk, node: ast.Dict) -> Value:
@@ -212,16 +194,17 @@ def _evaluate_attribute(walk: Walk, node: ast.Attribute) -> Value:
 def attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value:
     """Return `base.name`."""
     if base.kind == "ext":
-        return _external_attribute(base, name)
+        return external(f"{base.name}.{name}")
     if base.kind == "module":
         found = base.frame.env.get(name) if base.frame is not None else None
         return found or unknown(name)
     if name in base.attrs:
         value = base.attrs[name]
         walk.read((base.uid, name), node)
-        if value.is_container or _may_hold(value):
+        holds = value.is_container or _may_hold(value)
+        if holds:
             walk.read((value.uid, "[]"), node)
-        if value.is_container or _may_hold(value) or (base.is_model and value.is_model):
+        if holds or value.is_model or (value.is_object and not base.is_model):
             value.registered |= base.is_durable
         return value
     if base.cls is not None:
@@ -231,31 +214,20 @@ def attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value:
     return _other_attribute(walk, base, name, node)
 
 
-def call_method(
-    walk: Walk, base: Value, name: str, node: ast.AST, *args: Value
-) -> Value:
-    """Return what a method gives that the project defines."""
-    method = attribute(walk, base, name, node)
-    return call_function(walk, method, Arguments([*args]), node)
-
-
-def _external_attribute(base: Value, name: str) -> Value:
-    value = external(f"{base.name}.{name}")
-    if catalog.TAINTS_OF_ATTRIBUTES.get(name) == "rank":
-        value.taints = frozenset(("rank",))
-    return value
-
-
 def _member(
     walk: Walk, base: Value, cls: Class, name: str, node: ast.AST
 ) -> Value | None:
     found = cls.find(name)
     if found is not None:
         definer, function = found
-        method = _method(walk, base, definer, function)
-        is_property = _decorators(function) & {"property", "cached_property"}
-        if is_property and base.kind == "instance":
-            return call_function(walk, method, Arguments(), node)
+        method = Value("func", name, node=function, cls=definer, frame=definer.frame)
+        with walk.inside(definer.frame):
+            method = decorated(walk, method)
+        decorators = _decorators(function)
+        if "staticmethod" not in decorators:
+            method.owner = base
+        if base.kind == "instance" and decorators & {"property", "cached_property"}:
+            return call_function(walk, method, node, Arguments())
         return method
     for each in cls.lineage():
         if name in each.constants:
@@ -269,15 +241,6 @@ def _member(
     return None
 
 
-def _method(walk: Walk, owner: Value | None, cls: Class, function: MethodDef) -> Value:
-    method = Value("func", function.name, node=function, cls=cls, frame=cls.frame)
-    with walk.inside(cls.frame):
-        made = decorated(walk, method)
-    if owner is not None and "staticmethod" not in _decorators(function):
-        made.owner = owner
-    return made
-
-
 def _other_attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value:
     """Return an attribute that nothing in the project defines."""
     if name in _INNER and base.kind == "model" and base.parts:
@@ -289,9 +252,6 @@ def _other_attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value
     is_own_model = base.kind == "instance" and base.cls and base.cls.role == "model"
     if base.kind in ("model", "ema") or is_own_model:
         return Value("param", name, sure=base.sure, owner=base)
-    part = _known_part(base, name)
-    if part is not None:
-        return part
     child = unknown(f"{base.name}.{name}" if base.name else name, base.taints)
     if base.kind in ("loader", "plain_loader"):
         child.taints -= {"enumerated"}
@@ -304,13 +264,6 @@ def _other_attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value
     return child
 
 
-def _known_part(base: Value, name: str) -> Value | None:
-    """Return a loader's data set of the program, or what an environment draws from."""
-    if name == "dataset" and base.kind in ("loader", "plain_loader") and base.parts:
-        return base.parts[0] if base.parts[0].cls is not None else None
-    return base if base.kind == "rng" and name.endswith("_space") else None
-
-
 # Subscripts.
 
 
@@ -321,7 +274,7 @@ def _evaluate_subscript(walk: Walk, node: ast.Subscript) -> Value:
         return unknown("environ", environment_taints(key))
     value = item(walk, base, key, node)
     if value.kind == "unknown":
-        value.taints = taints_of_item(node, value.taints)
+        value.taints = losses.taints_of_item(node, value.taints)
     return value
 
 
@@ -348,24 +301,22 @@ def item(walk: Walk, base: Value, key: Value, node: ast.AST) -> Value:
 
 def _constant_item(walk: Walk, base: Value, key: str | int, node: ast.AST) -> Value:
     elements = base.elements
-    if (elements or base.kind in ("tuple", "list")) and isinstance(key, int):
-        if -len(elements) <= key < len(elements):
-            return elements[key]
-        return unknown(taints=base.taints)
-    if key not in base.attrs and base.kind in ("dict", "unknown", "variables"):
-        made = unknown(str(key), base.taints)
+    if isinstance(key, int) and (elements or base.kind in ("tuple", "list")):
+        is_there = -len(elements) <= key < len(elements)
+        return elements[key] if is_there else unknown(taints=base.taints)
+    if key not in base.attrs:
+        if base.kind not in ("dict", "unknown", "variables"):
+            return unknown(taints=base.taints)
+        base.attrs[key] = unknown(str(key), base.taints)
         if base.kind == "dict" and [each.name for each in base.parts] == ["list"]:
-            made = walk.made(Value("list", node=node, is_empty=True))
-        base.attrs[key] = made
-    if key in base.attrs:
-        walk.read((base.uid, key), node)
-        value = base.attrs[key]
-        # So that what changes the item changes what holds it, too.
-        if value.owner is None and (value.is_container or value.kind == "unknown"):
-            value.owner = base
-        value.registered |= base.is_durable and value.is_container
-        return value
-    return unknown(taints=base.taints)
+            base.attrs[key] = walk.made(Value("list", node=node, is_empty=True))
+    walk.read((base.uid, key), node)
+    value = base.attrs[key]
+    # So that what changes the item changes what holds it, too.
+    if value.owner is None and (value.is_container or value.kind == "unknown"):
+        value.owner = base
+    value.registered |= base.is_durable and value.is_container
+    return value
 
 
 def _decorators(function: MethodDef) -> set[str]:

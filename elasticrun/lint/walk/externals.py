@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from elasticrun.lint import roles
 from elasticrun.lint.catalog import LOOKING
-from elasticrun.lint.graph import OPTIMIZER
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import (
     NO_TAINTS,
+    OF_CONTENT,
     UNFIXED,
     Arguments,
     Class,
@@ -21,19 +21,16 @@ from elasticrun.lint.values import (
     key_of,
     loaders_in,
     next_uid,
+    register,
     unknown,
 )
-from elasticrun.lint.walk.arguments import Called, arguments
-from elasticrun.lint.walk.elastic import assume_loop
+from elasticrun.lint.walk.arguments import Called
 from elasticrun.lint.walk.losses import OF_CRITERIA, of_other_loss, taints_of_labels
 from elasticrun.lint.walk.walk import Walk
 
 
-def call_unknown(walk: Walk, callee: Value, name: str, node: ast.Call) -> Value:
-    """Return what a call of something unknown returns."""
-    sink = OPTIMIZER if callee.kind in ("model", "optimizer") else None
-    given = arguments(walk, node, sink)
-    it = Called(given.args, given.keywords, name=name, node=node)
+def call_unknown(walk: Walk, callee: Value, it: Called) -> Value:
+    """Return what a call of something unknown, or of its method, returns."""
     value = opaque(walk, it)
     if looks_like_model(callee):
         value.taints = of_other_loss(value.taints)
@@ -113,30 +110,16 @@ def is_seeded(walk: Walk, name: str) -> bool:
 # What changes weights, and what all replicas do together.
 
 
-def initialize(walk: Walk, it: Called) -> Value:
-    """Note that weights are changed in place."""
-    weights = next(iter(it.args), None)
-    if weights is not None and weights.kind == "param":
-        weights = weights.owner
-    walk.note(it.node, "trained", weights, role="weights", how=it.name)
-    return unknown()
-
-
-def foreach(walk: Walk, it: Called) -> Value:
-    """Note what changes many weights at once."""
+def change_weights(walk: Walk, it: Called) -> Value:
+    """Note that weights are changed in place: those of a model, or many at once."""
     given = [each for first in it.args[:1] for each in (first, *first.parts)]
-    weights = next((each for each in given if each.kind == "param"), None)
-    if weights is not None:
-        how = it.last.removeprefix("_foreach_")
-        walk.note(it.node, "trained", weights.owner, role="weights", how=how)
+    found = [each.owner for each in given if each.kind == "param"]
+    if not found and it.last.startswith("_foreach_"):
+        return unknown()
+    weights = next(iter([*found, *given]), None)
+    how = it.last.removeprefix("_foreach_")
+    walk.note(it.node, "trained", weights, role="weights", how=how)
     return unknown()
-
-
-def update_bn(walk: Walk, it: Called) -> Value | None:
-    """Note the loop over a loader with which statistics are made anew."""
-    if it.args:
-        assume_loop(walk, it.args[0], it.node)
-    return unknown() if it.args else None
 
 
 OF_ONE_REPLICA = frozenset(("rank", "batch"))
@@ -178,25 +161,18 @@ def _loaders_of(generator: Value) -> list[Value]:
     return [each for each in generator.parts if loaders_in(each)]
 
 
-def iterator(walk: Walk, it: Called, source: Value) -> Value:
+def iterator(walk: Walk, it: Called) -> Value | None:
     """Return an iterator over a value, noting that it is iterated by hand."""
+    for source in it.args[:1]:
+        walk.note(it.node, "iterated", source)
     made_at = walk.current.number
-    walk.note(it.node, "iterated", source)
-    return Value("iterator", it.last, parts=[source], node=it.node, made_at=made_at)
+    return Value("iterator", it.last, parts=it.args[:1], node=it.node, made_at=made_at)
 
 
 def wrap(walk: Walk, it: Called) -> Value | None:
-    """Return a progress bar, an enumeration, a list, ... of what a call is given."""
-    if it.args and it.last in ("list", "tuple", "enumerate"):
+    """Return a progress bar, an enumeration, ... of what a call is given."""
+    if it.args and it.last == "enumerate":
         note_order(walk, it.args[0], it.node)
-    if it.last in ("list", "tuple", "sorted") and it.args:
-        first = it.args[0]
-        if first.kind in ("list", "tuple", "dict") and it.last != "sorted":
-            items = Value("list", parts=first.parts, is_complete=first.is_complete)
-            return walk.made(items)
-        consume(walk, it)
-        parameters = [first] if first.kind == "param" else []
-        return walk.made(Value("list", parts=parameters, taints=it.taints))
     parts = it.args if it.last == "zip" else it.values
     if not parts:
         return None
@@ -219,34 +195,24 @@ def consume(walk: Walk, it: Called) -> Value | None:
     return unknown(taints=it.taints) if it.args else None
 
 
-def container(walk: Walk, it: Called) -> Value | None:
-    """Return a new container; of what it is given only lists and tuples are known."""
-    if it.name in ("list", "tuple") and it.values:
-        return wrap(walk, it)
-    if it.name in ("set", "dict", "frozenset") and it.args:
-        consumed = consume(walk, it)
-        if it.name == "dict":
-            return consumed
-        made = Value("set", node=it.node, is_complete=False, taints=it.taints)
-        return walk.made(made)
-    return make_container(walk, it)
+def make_list(walk: Walk, it: Called) -> Value:
+    """Return the list or set that a call makes of what it is given."""
+    first = it.args[0] if it.args else Value("list")
+    if it.last in ("list", "tuple"):
+        note_order(walk, first, it.node)
+        if first.is_container or first.kind == "tuple":
+            made = Value("list", parts=first.parts, is_complete=first.is_complete)
+            made.is_empty = not it.args
+            return walk.made(made)
+    consume(walk, it)
+    is_set = it.last in ("set", "frozenset")
+    made = Value("set" if is_set else "list", node=it.node, taints=it.taints)
+    made.parts = [first] if first.kind == "param" and not is_set else []
+    made.is_complete, made.is_empty = not is_set, is_set and not it.args
+    return walk.made(made)
 
 
 # Objects.
-
-
-_KINDS: dict[str, Kind] = {
-    "list": "list",
-    "dict": "dict",
-    "set": "set",
-    "frozenset": "set",
-    "tuple": "tuple",
-    "deque": "list",
-    "defaultdict": "dict",
-    "OrderedDict": "dict",
-    "Counter": "dict",
-    "vars": "dict",
-}
 
 
 def make(walk: Walk, it: Called) -> Value:
@@ -274,15 +240,9 @@ def copy(walk: Walk, it: Called) -> Value | None:
         return None
     original = it.args[0]
     made = replace(
-        original,
-        node=it.node,
-        owner=None,
-        also=[],
-        registered=False,
-        is_loaded_by_hand=False,
-        is_handed_on=False,
-        uid=next_uid(),
-    )
+        original, node=it.node, owner=None, also=[], registered=False,
+        is_loaded_by_hand=False, is_handed_on=False, uid=next_uid(),
+    )  # fmt: skip
     given = Arguments([made])
     walk.note(it.node, "made", original, role="copy", given=given)
     return walk.made(made) if original.is_object else made
@@ -299,65 +259,56 @@ def looks_like_model(value: Value) -> bool:
 
 def open_named(walk: Walk, it: Called) -> Value:
     """Return an open file, whose path is the first argument."""
-    return open_file(walk, it, (it.args or [unknown()])[0])
+    text = written(it.node.args[0]) if it.node.args else ""
+    return open_file(walk, it, it.args[0] if it.args else unknown(), it.args[1:], text)
 
 
-def open_file(walk: Walk, it: Called, path: Value) -> Value:
+def open_file(
+    walk: Walk, it: Called, path: Value, rest: list[Value], text: str
+) -> Value:
     """Return an open file, noting its path, and its mode from the other arguments."""
-    rest = it.args[1:] if path in it.args else it.args
-    given = it.keywords.get("mode") or (rest[0] if rest else constant("r"))
-    mode = key_of(given)
+    mode = key_of(it.keywords.get("mode") or next(iter(rest), constant("r")))
     mode = mode if isinstance(mode, str) else "?"
     value = walk.made(Value("file", path.name, node=it.node, mode=mode))
     paths = Arguments([path])
-    text = _path_text(it.node)
     walk.note(it.node, "opened", value, given=paths, text=text, how=mode)
     return value
 
 
-def log_file(walk: Walk, it: Called) -> Value | None:
+def log_file(walk: Walk, it: Called) -> None:
     """Note a file to which the process logs."""
     path = it.keywords.get("filename") or next(iter(it.args), None)
     if path is not None:
         paths = Arguments([path])
         walk.note(it.node, "opened", given=paths, name=it.name, how="a")
-    return None
-
-
-def _path_text(node: ast.Call) -> str:
-    function = node.func
-    if isinstance(function, ast.Attribute) and not _names_a_file(node):
-        return written(function.value)
-    return written(node.args[0]) if node.args else ""
-
-
-def _names_a_file(node: ast.Call) -> bool:
-    """Return whether `x.open(...)` is given a path, not only a mode for `x` itself."""
-    first = node.args[0] if node.args else None
-    if isinstance(first, ast.Constant) and isinstance(first.value, str):
-        return not set(first.value) <= set("rwaxbt+U")
-    return first is not None
 
 
 # Containers.
 
+_FACTORIES: dict[str, Kind] = {"list": "list", "dict": "dict", "set": "set"}
 
-def make_container(walk: Walk, it: Called) -> Value | None:
-    """Return a new container, or a record with the attributes that it is given."""
-    if it.last == "field":
-        factory = it.keywords.get("default_factory")
-        kind = _KINDS.get(factory.name, "opaque") if factory is not None else None
-        return walk.made(Value(kind, node=it.node)) if kind is not None else None
-    kind = _KINDS.get(it.last, "instance")
-    if it.last in ("deque", "defaultdict", "OrderedDict", "Counter"):
-        made = walk.made(Value(kind, node=it.node, is_complete=False))
-        made.parts = [each for each in it.args if each.name == "list"]  # its factory
-        return made
-    if not it.values and it.last != "vars" and kind != "instance":
-        return walk.made(Value(kind, node=it.node, is_empty=True))
+
+def field(walk: Walk, it: Called) -> Value | None:
+    """Return what a field of a data class holds at first, if that is a container."""
+    factory = it.keywords.get("default_factory")
+    kind = _FACTORIES.get(factory.name) if factory is not None else None
+    return walk.made(Value(kind, node=it.node)) if kind is not None else None
+
+
+def make_collection(walk: Walk, it: Called) -> Value:
+    """Return a new container of the standard library's, with its factory."""
+    kind: Kind = "list" if it.last == "deque" else "dict"
+    factory = [each for each in it.args if each.name == "list"]
+    return walk.made(Value(kind, node=it.node, parts=factory, is_complete=False))
+
+
+def make_dict(walk: Walk, it: Called) -> Value | None:
+    """Return a dictionary, or a record with the attributes that it is given."""
     if it.args:
-        return None
-    return walk.made(Value(kind, node=it.node, attrs=it.keywords))
+        return consume(walk, it) if it.last == "dict" else None
+    kind: Kind = "dict" if it.last in ("dict", "vars") else "instance"
+    is_empty = it.last == "dict" and not it.values
+    return walk.made(Value(kind, node=it.node, attrs=it.keywords, is_empty=is_empty))
 
 
 def make_record(walk: Walk, it: Called) -> Value | None:
@@ -375,18 +326,92 @@ def make_record(walk: Walk, it: Called) -> Value | None:
 
 
 def write_content(
-    walk: Walk,
-    value: Value,
-    node: ast.AST,
-    how: str,
-    text: str,
-    content: Value | None = None,
+    walk: Walk, value: Value, node: ast.AST, how: str, text: str, content: Value
 ) -> None:
     """Note a change of what a container holds, and so of what holds it."""
-    walk.write((value.uid, "[]"), node, how, content or value, text)
+    walk.write((value.uid, "[]"), node, how, content, text)
     owner, depth = value.owner, 0
     while owner is not None and depth < 4:
         walk.bases[owner.uid] = owner
         value.registered |= owner.is_durable
         walk.write((owner.uid, "[]"), node, how, owner, text)
         owner, depth = owner.owner, depth + 1
+
+
+def grow(walk: Walk, value: Value, node: ast.AST, text: str, content: Value) -> None:
+    """Note that something is added to a container."""
+    is_time = content.taints == frozenset(("time",))
+    write_content(walk, value, node, "grow", text, content if is_time else value)
+    walk.note(
+        node, "changed", value, how="grow", name="[]", text=text, taints=content.taints
+    )
+    value.taints |= content.taints & OF_CONTENT
+
+
+# What elasticrun itself offers.
+
+
+def register_all(walk: Walk, it: Called) -> Value:
+    """Register what `register` is given."""
+    for value in it.values:
+        register(value)
+    walk.note(it.node, "state", name="register", given=it)
+    named = [each for each in it.node.keywords if each.arg is not None]
+    if len(it.keywords) == len(named) < len(it.node.keywords):
+        # Not even how many things are registered here is known.
+        walk.note(it.node, "unseen states")
+    return constant(None)
+
+
+def _state(walk: Walk, it: Called, kind: Kind) -> Value:
+    value = walk.made(Value(kind, it.name, node=it.node))
+    walk.note(it.node, "state", value, name=it.name, given=it)
+    return value
+
+
+def make_loader(walk: Walk, it: Called) -> Value:
+    """Return an elastic loader."""
+    value = _state(walk, it, "loader")
+    value.parts = it.values if it.name == "CombinedLoader" else it.args[:1]
+    walk.note(it.node, "made", value, role="loader", name=it.name, given=it)
+    return value
+
+
+def make_parallel(walk: Walk, it: Called) -> Value:
+    """Return a model whose gradients are those of the global batch."""
+    value = _state(walk, replace(it, name="AdaptiveDataParallel"), "model")
+    names = ("module", "model", "optimizer", "lr_scheduler")
+    states = [*it.args, *(v for k, v in it.keywords.items() if k in names)]
+    value.parts = [each for each in states if each.kind != "const"]
+    for part in (*states, value):
+        register(part)
+    return value
+
+
+def prepare(walk: Walk, it: Called) -> Value:
+    """Return what Accelerate's `prepare(accelerator, model, optimizer, ...)` does."""
+    model, rest = make_parallel(walk, replace(it, args=it.args[1:])), it.args[2:]
+    return Value("tuple", parts=[model, *rest]) if rest else model
+
+
+def make_variables(walk: Walk, it: Called) -> Value:
+    """Return Variables, with the values that they are given."""
+    value = _state(walk, it, "variables")
+    value.attrs = {k: v for k, v in it.keywords.items() if k != "name"}
+    for each in value.attrs.values():
+        each.registered = each.is_container
+    return value
+
+
+def until(_: Walk, it: Called) -> Value:
+    """Return a loop of epochs or steps up to a total."""
+    kind: Kind = "epochs" if "epochs" in it.name else "steps"
+    bound = it.args[:1] or [it.keywords.get(f"num_{kind}", unknown())]
+    return Value(kind, it.name, node=it.node, parts=bound)
+
+
+def make_accumulator(walk: Walk, it: Called) -> Value:
+    """Return an Accumulator."""
+    value = _state(walk, it, "accumulator")
+    value.taints = frozenset(("accumulated",))
+    return value

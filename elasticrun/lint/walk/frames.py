@@ -9,13 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from elasticrun.lint.graph import Call, Step, WalkedLoop
 from elasticrun.lint.project import Module
-from elasticrun.lint.values import (
-    MethodDef,
-    Value,
-    external,
-    next_uid,
-    unknown,
-)
+from elasticrun.lint.values import MethodDef, Value, external, next_uid, unknown
 
 _BUILTINS = frozenset(dir(builtins))
 

@@ -1,64 +1,56 @@
-"""The project's functions: the walk through their bodies, and their parameters."""
+"""Functions, classes and modules of the project: their definitions, and calls."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 
 from elasticrun.lint import roles
 from elasticrun.lint.graph import VALUE, Call, flow_to
-from elasticrun.lint.project import statements_of
-from elasticrun.lint.values import Arguments, MethodDef, Value, constant, unknown
+from elasticrun.lint.project import Module, statements_of
+from elasticrun.lint.values import (
+    NO_TAINTS,
+    Arguments,
+    Class,
+    MethodDef,
+    Value,
+    constant,
+    external,
+    unknown,
+)
 from elasticrun.lint.walk.arguments import arguments, bound_arguments
 from elasticrun.lint.walk.frames import Frame, Function
-from elasticrun.lint.walk.walk import Walk
+from elasticrun.lint.walk.walk import RunStatement, Walk
 
-
-def call_known(walk: Walk, callee: Value, node: ast.Call) -> Value:
-    """Walk through a function of the project that a call calls."""
-    frame = _frame_for(walk, callee, node)
-    if frame is None:
-        return unknown(taints=arguments(walk, node).taints)
-    return _enter(walk, callee, frame, bound_arguments(walk, callee, frame, node), node)
+# Calls.
 
 
 def call_function(
-    walk: Walk, function: Value, given: Arguments, node: ast.AST
+    walk: Walk, callee: Value, node: ast.AST, given: Arguments | None = None
 ) -> Value:
-    """Walk through a function of the project with these values."""
-    frame = _frame_for(walk, function, node)
-    return unknown() if frame is None else _enter(walk, function, frame, given, node)
-
-
-def _frame_for(walk: Walk, callee: Value, node: ast.AST) -> Frame | None:
-    """Return a frame for one more call; None if the walk has gone far enough."""
+    """Walk through a function of the project, with a call's arguments or others."""
     function = callee.node
-    if function is None or not walk.may_call(function):
-        return None
+    if not isinstance(function, Function) or not walk.may_call(function):
+        if isinstance(node, ast.Call):
+            given = given or arguments(walk, node)
+        return unknown(taints=given.taints if given else NO_TAINTS)
     walk.num_calls[function] += 1
-    frame = walk.frame
-    line = getattr(node, "lineno", 1)
-    link = Call(callee.name, line, frame.module, frame.call, node)
-    outer = callee.frame if isinstance(callee.frame, Frame) else None
-    module = outer.module if outer is not None else frame.module
-    made = Frame(module, function, outer=outer, call=link)
-    walk.begun[made.uid] = walk.current
-    return made
-
-
-def _enter(
-    walk: Walk, callee: Value, frame: Frame, given: Arguments, node: ast.AST
-) -> Value:
-    function = callee.node
-    assert isinstance(function, Function)
     walk.visited.add(function)
+    caller = walk.frame
+    outer = callee.frame if isinstance(callee.frame, Frame) else None
+    line = getattr(node, "lineno", 1)
+    link = Call(callee.name, line, caller.module, caller.call, node)
+    frame = Frame((outer or caller).module, function, outer=outer, call=link)
+    walk.begun[frame.uid] = walk.current
+    if given is None:
+        assert isinstance(node, ast.Call)
+        given = bound_arguments(walk, callee, frame, node)
     bind(walk, callee, frame, given)
     if is_generator(function):
         # Its body runs where its values are asked for.
-        parts = given.values
-        number = walk.current.number
         return Value(
-            "generator", callee.name, node=function, parts=parts, frame=frame,
-            made_at=number,
+            "generator", callee.name, node=function, parts=given.values, frame=frame,
+            made_at=walk.current.number,
         )  # fmt: skip
     result = run_function(walk, function, frame, node)
     if result.kind == "unknown":
@@ -133,7 +125,7 @@ def decorated(walk: Walk, function: Value) -> Value:
         if decorator.kind != "func":
             continue
         given = Arguments([function])
-        wrapper = call_function(walk, decorator, given, each)
+        wrapper = call_function(walk, decorator, each, given)
         if wrapper.kind == "func" and wrapper is not decorator:
             function = wrapper
     return function
@@ -144,13 +136,130 @@ def is_generator(node: ast.AST) -> bool:
     cached: bool | None = getattr(node, "_elasticrun_generator", None)
     if cached is None:
         own = () if isinstance(node, ast.Lambda) else statements_of(node)
-        cached = any(
-            isinstance(_value_of(each), ast.Yield | ast.YieldFrom) for each in own
-        )
+        values = (getattr(each, "value", None) for each in own)
+        cached = any(isinstance(each, ast.Yield | ast.YieldFrom) for each in values)
         node._elasticrun_generator = cached  # type: ignore[attr-defined]
     return cached
 
 
-def _value_of(statement: ast.AST) -> ast.AST | None:
-    value: ast.AST | None = getattr(statement, "value", None)
-    return value.value if isinstance(value, ast.Await) else value
+# Definitions.
+
+
+def _run_function_def(walk: Walk, node: MethodDef) -> None:
+    frame = walk.frame
+    value = Value("func", node.name, node=node, frame=frame)
+    frame.env[node.name] = value
+    outcome = decorated(walk, value)
+    if outcome is not value:
+        # Kept under a name that no program has, to be walked through if uncalled.
+        frame.env[f"{node.name} undecorated"] = value
+        frame.env[node.name] = outcome
+
+
+def _run_class_def(walk: Walk, node: ast.ClassDef) -> None:
+    cls = Class(node, walk.frame.module, walk.frame)
+    for base in node.bases:
+        root = base.value if isinstance(base, ast.Subscript) else base
+        cls.bases.append(walk.evaluate(root))
+    for each in node.body:
+        if isinstance(each, MethodDef):
+            cls.methods[each.name] = each
+        elif isinstance(each, ast.Assign | ast.AnnAssign) and each.value is not None:
+            targets = each.targets if isinstance(each, ast.Assign) else [each.target]
+            for target in targets:
+                if isinstance(target, ast.Name):
+                    cls.constants[target.id] = each.value
+    cls.role = _role_of(cls)
+    walk.frame.env[node.name] = Value("class", node.name, node=node, cls=cls)
+    walk.classes.append(cls)
+
+
+# Imports.
+
+
+def load_module(walk: Walk, module: Module) -> Frame | None:
+    """Walk through a module's top level once; return its names."""
+    if module in walk.frames:
+        return walk.frames[module]
+    tree = module.parse() if walk.may_import(module) else None
+    if tree is None:
+        walk.frames[module] = None
+        return None
+    frame = walk.frames[module] = Frame(module, tree)
+    outer = walk.epoch, walk.loop, walk.guards
+    walk.epoch, walk.loop, walk.guards = None, None, ()
+    walk.depth += 1
+    with walk.inside(frame):
+        walk.step(tree)
+        walk.run(tree.body)
+    walk.depth -= 1
+    walk.epoch, walk.loop, walk.guards = outer
+    if not walk.here:
+        walk.here = [walk.graph.steps[-1]]
+    return frame
+
+
+def _run_import(walk: Walk, node: ast.Import) -> None:
+    for alias in node.names:
+        name = alias.name if alias.asname else alias.name.partition(".")[0]
+        walk.frame.env[alias.asname or name] = _imported(walk, name, 0)
+        if not alias.asname and "." in alias.name:
+            _imported(walk, alias.name, 0)
+
+
+def _imported(walk: Walk, name: str, level: int) -> Value:
+    importer = walk.frame.module
+    module = None if _is_elastic(name) else walk.project.find(name, importer, level)
+    if module is None:
+        return external(name)
+    module.imported_by.add(importer.name)
+    return Value("module", name, frame=load_module(walk, module))
+
+
+def _run_import_from(walk: Walk, node: ast.ImportFrom) -> None:
+    frame = walk.frame
+    source = node.module or ""
+    origin = _imported(walk, source, node.level)
+    for alias in node.names:
+        if alias.name == "*":
+            own = roles.ELASTIC_NAMES if _is_elastic(source) else ()
+            known = {name: external(f"{source}.{name}") for name in own}
+            if origin.kind == "module" and origin.frame is not None:
+                known = dict(origin.frame.env)
+            for name, value in known.items():
+                frame.env.setdefault(name, value)
+            continue
+        value = external(f"{source}.{alias.name}")
+        if origin.kind == "module" and origin.frame is not None:
+            known = origin.frame.env.get(alias.name)
+            value = known or _imported(walk, f"{source}.{alias.name}", node.level)
+        elif node.level and not source:
+            value = _imported(walk, alias.name, node.level)
+        frame.env[alias.asname or alias.name] = value
+
+
+def _role_of(cls: Class) -> str:
+    for each in cls.lineage():
+        for base in each.bases:
+            if base.kind == "ext":
+                role = roles.base_role(base.name)
+                if role:
+                    return role
+    if "step" in cls.methods or "update" in cls.methods:
+        role = roles.class_role(cls.node.name)
+        wanted = "step" if role == "scheduler" else "update"
+        return role if wanted in cls.methods else ""
+    return ""
+
+
+def _is_elastic(name: str) -> bool:
+    return name.split(".", 1)[0] in roles.ELASTIC_ROOTS
+
+
+STATEMENTS: Mapping[type[ast.stmt], RunStatement] = {
+    ast.FunctionDef: _run_function_def,
+    ast.AsyncFunctionDef: _run_function_def,
+    ast.ClassDef: _run_class_def,
+    ast.Import: _run_import,
+    ast.ImportFrom: _run_import_from,
+}

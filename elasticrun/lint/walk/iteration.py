@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 from elasticrun.lint import roles
 from elasticrun.lint.graph import OPTIMIZER, TEST, DataLoop, EpochLoop, Step, WalkedLoop
-from elasticrun.lint.naming import written
+from elasticrun.lint.naming import last_name, written
 from elasticrun.lint.values import (
     NO_TAINTS,
+    Arguments,
     Kind,
     MethodDef,
     Value,
@@ -22,12 +23,14 @@ from elasticrun.lint.values import (
     sampling,
     unknown,
 )
-from elasticrun.lint.walk.expressions import call_method
+from elasticrun.lint.walk.expressions import attribute
 from elasticrun.lint.walk.externals import note_order
 from elasticrun.lint.walk.frames import Frame, Leaving
-from elasticrun.lint.walk.functions import run_function
-from elasticrun.lint.walk.walk import BUDGET, Body, Evaluate, RunStatement, Walk
+from elasticrun.lint.walk.functions import call_function, run_function
+from elasticrun.lint.walk.walk import Body, Evaluate, RunStatement, Walk
 
+MAX_ELEMENTS = 8  # of a container, for each of which a loop's body is walked through
+MAX_YIELDS = 4  # of one generator, each of which runs the loop's body
 _ITERATED = frozenset(("generator", "iterator", "wrapped", "loader", "plain_loader"))
 _COUNTING = frozenset(("trange", "count"))
 _BATCH = frozenset(("batch",))
@@ -47,7 +50,9 @@ def iterate(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     elif value.kind == "generator":
         _generator(walk, value, node, body)
     elif value.defines("__iter__"):
-        _iterable(walk, value, node, body)
+        method = attribute(walk, value, "__iter__", node)
+        made = call_function(walk, method, node, Arguments())
+        walk.iterate(made if made.kind in _ITERATED else unknown(), node, body)
     elif elements := _few_elements(value):
         _unrolled(walk, elements, node, body)
     else:
@@ -70,7 +75,7 @@ def _few_elements(value: Value) -> list[Value]:
         return []
     is_dict = value.kind == "dict"
     elements = [constant(key) for key in value.attrs] if is_dict else value.elements
-    return elements if len(elements) <= BUDGET.elements else []
+    return elements if len(elements) <= MAX_ELEMENTS else []
 
 
 # Wrappers.
@@ -78,17 +83,13 @@ def _few_elements(value: Value) -> list[Value]:
 
 def _wrapped(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     inner = _looped_part(value)
-    if value.name == "enumerate":
-        shaped = _counting(walk, body)
-    elif value.name == "zip":
-        others = value.parts
+    shaped = _counting(walk, body) if value.name == "enumerate" else body
+    if value.name == "zip":
 
         def shaped(element: Value) -> None:
-            parts = [element if p is inner else element_of(p) for p in others]
+            parts = [element if p is inner else element_of(p) for p in value.parts]
             body(Value("tuple", parts=parts))
 
-    else:
-        shaped = body
     if inner is None:
         if value.name in _COUNTING or any(p.kind == "range" for p in value.parts):
             walk.note(node, "counted")
@@ -147,7 +148,8 @@ def looping(
     walk.turns = (*turns, head.node) if of is None else ()
     yield
     ends = [*walk.here, *leaving.continues]
-    walk.lead(ends, head)
+    for each in ends:
+        each.following.append(head)
     walk.frame.loops.pop()
     breaks = leaving.breaks
     if ends and not is_skipped:
@@ -188,14 +190,12 @@ def _unrolled(walk: Walk, elements: list[Value], node: ast.AST, body: Body) -> N
 
 def _data_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     """Walk through a loop over a loader, or over `remaining_steps_until`."""
+    is_sure = value.kind != "unknown" and value.sure
+    is_elastic = value.kind != "plain_loader"
     loop = DataLoop(
-        walk.step(node),
-        walk.turns,
-        _loop_text(node),
-        value,
-        sure=value.kind != "unknown" and value.sure,
-        is_elastic=value.kind != "plain_loader",
-    )
+        walk.step(node), walk.turns, _loop_text(node), value, sure=is_sure,
+        is_elastic=is_elastic,
+    )  # fmt: skip
     walk.graph.loops.append(loop)
     with looping(walk, loop.step, loop):
         outer = walk.loop
@@ -251,7 +251,7 @@ def _generator(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
 
     def handed_out(element: Value) -> None:
         nonlocal num_yields
-        if num_yields == BUDGET.yields:
+        if num_yields == MAX_YIELDS:
             return
         num_yields += 1
         # The body belongs to the loop's function, not to the generator's.
@@ -269,26 +269,11 @@ def _generator(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
         walk.step(walk.frame.statement)
 
 
-def _iterable(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
-    """Walk through what `__iter__` gives, or through a loader that the object has."""
-    result = call_method(walk, value, "__iter__", node)
-    if result.kind in _ITERATED:
-        walk.iterate(result, node, body)
-        return
-    loaders = [each for each in value.attrs.values() if each.kind == "loader"]
-    if loaders:
-        walk.iterate(loaders[0], node, body)
-    else:
-        _repeated(walk, node, body, unknown())
-
-
 def _loop_text(node: ast.AST) -> str:
     """Return what a loop iterates, as the program writes it."""
-    source = getattr(node, "iter", None)
-    if source is None:
-        return written(node)[:60]
+    source = getattr(node, "iter", node)
     while isinstance(source, ast.Call):
-        name = written(source.func).rpartition(".")[2]
+        name = last_name(source.func)
         if name == "remaining_steps_until":
             break
         if source.args and name != "batches":
@@ -325,8 +310,7 @@ def _run_for(walk: Walk, node: ast.For | ast.AsyncFor) -> None:
 
     walk.iterate(value, node, body)
     frame.env = merged(frame.env, before)
-    if node.orelse:
-        walk.run(node.orelse)
+    walk.run(node.orelse)
 
 
 def _run_while(walk: Walk, node: ast.While) -> None:
@@ -337,11 +321,9 @@ def _run_while(walk: Walk, node: ast.While) -> None:
         walk.current = head
         with walk.guarded(walk.guard(node.test, test.taints)):
             walk.run(node.body)
-    is_endless = isinstance(node.test, ast.Constant) and bool(node.test.value)
-    if is_endless:
+    if isinstance(node.test, ast.Constant) and node.test.value:
         walk.here = [each for each in walk.here if each is not head]
-    if node.orelse and walk.here:
-        walk.run(node.orelse)
+    walk.run(node.orelse)
 
 
 # Comprehensions.
@@ -363,7 +345,9 @@ def _evaluate_comprehension(
         else:
             result.parts.append(value)
 
+    env = dict(walk.frame.env)
     _nest(walk, node, node.generators, add)
+    walk.frame.env = env
     result.is_complete = result.kind != "dict" or not result.parts
     return walk.made(result)
 
@@ -375,30 +359,23 @@ def _nest(
     add: Callable[[], None],
 ) -> None:
     """Run a comprehension's loops, one within the other, and `add` in the last."""
-    frame = walk.frame
-    env = dict(frame.env)
+    if not generators:
+        add()
+        return
+    outer, *inner = generators
 
-    def level(depth: int) -> None:
-        if depth == len(generators):
-            add()
-            return
-        generator = generators[depth]
+    def body(element: Value) -> None:
+        walk.assign(outer.target, element, how="target")
+        walk.step(node)
+        for test in outer.ifs:
+            walk.evaluate(test)
+        _nest(walk, node, inner, add)
 
-        def body(element: Value) -> None:
-            walk.assign(generator.target, element, how="target")
-            walk.step(node)
-            for test in generator.ifs:
-                walk.evaluate(test)
-            level(depth + 1)
-
-        walk.iterated.add(generator.iter)
-        value = walk.evaluate(generator.iter)
-        if isinstance(node, ast.ListComp):
-            note_order(walk, value, node)
-        walk.iterate(value, node, body)
-
-    level(0)
-    frame.env = env
+    walk.iterated.add(outer.iter)
+    value = walk.evaluate(outer.iter)
+    if isinstance(node, ast.ListComp):
+        note_order(walk, value, node)
+    walk.iterate(value, node, body)
 
 
 STATEMENTS: Mapping[type[ast.stmt], RunStatement] = {

@@ -34,31 +34,26 @@ def taints_of_loss(it: Called, taints: frozenset[str]) -> frozenset[str]:
         return taints | {SELECTED} if "batch" in taints else taints
     if not _LOSS.match(it.name):
         return taints
-    is_class = it.last.endswith("Loss")
     reduction = it.keywords.get("reduction")
     how = "mean" if reduction is None else reduction.constant
     own = NO_TAINTS
     if how == "sum":
         own = frozenset((SUMMED,))
-    elif how == "mean" and (
-        SELECTED in taints or _is_weighted(it, 0 if is_class else 2)
-    ):
+    elif how == "mean" and (SELECTED in taints or _is_weighted(it)):
         own = frozenset((COUNTED,))
     elif how == "none":
         own = taints & {SELECTED}
     return (taints - _OF_LOSSES) | own | (taints & {PAIRED})
 
 
-def _is_weighted(it: Called, position: int) -> bool:
+def _is_weighted(it: Called) -> bool:
     """Return whether not every target counts as one; `weight` may be positional."""
     if it.last not in _WEIGHTED:
         return False
+    position = 0 if it.last.endswith("Loss") else 2
     by_place = it.args[position : position + 1]
     weights = [*by_place, *(v for k, v in it.keywords.items() if k == "weight")]
-    has_weight = any(
-        each.kind != "const" or each.constant is not None for each in weights
-    )
-    return has_weight or "ignore_index" in it.keywords
+    return any(not each.is_none for each in weights) or "ignore_index" in it.keywords
 
 
 _MASKED = re.compile(
@@ -72,17 +67,13 @@ def taints_of_labels(it: Called, program: str) -> frozenset[str]:
     return frozenset((COUNTED,)) if is_masked else NO_TAINTS
 
 
-def taints_of_method(
-    node: ast.Call, name: str, taints: frozenset[str]
-) -> frozenset[str]:
+def taints_of_method(it: Called, taints: frozenset[str]) -> frozenset[str]:
     """Return what a method's result depends on, if it may be one of a loss."""
-    if name == "weigh":
+    if it.name == "weigh":
         return (taints - _OF_LOSSES - {PAIRED}) | {"valid"}
-    if name == "masked_select" and "batch" in taints:
+    if it.name == "masked_select" and "batch" in taints:
         return taints | {SELECTED}
-    if node.args or node.keywords:
-        return taints
-    if name == "mean" and SELECTED in taints:
+    if it.name == "mean" and SELECTED in taints and not it.values:
         return (taints - _OF_LOSSES) | {COUNTED}
     return taints
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 
-from elasticrun.lint.catalog import (
-    FILE_WRITES,
-    GROWING,
-)
-from elasticrun.lint.graph import CONTENT, Sink, flow_to
+from elasticrun.lint.catalog import GROWING
 from elasticrun.lint.naming import named, written
 from elasticrun.lint.values import (
     OF_CONTENT,
@@ -18,46 +15,19 @@ from elasticrun.lint.values import (
     taints_of,
     unknown,
 )
-from elasticrun.lint.walk.arguments import MethodCalled, arguments
-from elasticrun.lint.walk.externals import (
-    OF_ONE_REPLICA,
-    call_unknown,
-    is_seeded,
-    open_file,
-    write_content,
-)
+from elasticrun.lint.walk import externals
+from elasticrun.lint.walk.arguments import MethodCalled
 from elasticrun.lint.walk.functions import call_function
 from elasticrun.lint.walk.losses import SELECTED, taints_of_method, with_number
 from elasticrun.lint.walk.walk import Walk
 
-_TENSOR_DRAWS = named(
-    "uniform_ normal_ random_ bernoulli_ exponential_ cauchy_ geometric_ log_normal_"
-)
 _HARMLESS_IN_PLACE = named(
     "requires_grad_ copy_ detach_ zero_grad retain_grad share_memory_ register_"
 )
-_GATHERING = named("gather gather_for_metrics all_gather all_reduce reduce")
-_OF_TEXTS = named("split splitlines strip rstrip lower upper read_text readline decode")
-_PATH_CHANGES = named("rename replace unlink rmdir mkdir")
-_ONLY_OF_PATHS = named("mkdir rmdir unlink")  # a text has the others too
-_PATHS = named("path file dir folder ckpt checkpoint lock marker")
-_SENDING = named("post put patch sendmail send_message publish")
 _SENDERS = named(
     "client session requests producer smtp server bot webhook slack notifier api sqs "
     "sns"
 )
-
-
-def called(
-    walk: Walk, receiver: Value, name: str, node: ast.Call, sink: Sink | None
-) -> MethodCalled:
-    """Return a call whose arguments are evaluated."""
-    if sink == CONTENT:
-        sink = flow_to((receiver.uid, "[]"))
-    given = arguments(walk, node, sink)
-    return MethodCalled(
-        given.args, given.keywords, name=name, node=node, receiver=receiver
-    )
 
 
 # Containers and loaders.
@@ -70,27 +40,23 @@ def clear(walk: Walk, it: MethodCalled) -> Value:
 
 
 def change(walk: Walk, it: MethodCalled) -> Value:
-    """Add to a container, or change it in another way."""
-    receiver, args, is_growing = it.receiver, it.args, it.name in GROWING
-    how = "grow" if is_growing or receiver.kind == "set" else "weak"
-    is_time = bool(args) and args[-1].taints == frozenset(("time",))
-    content = args[-1] if is_time else None
-    write_content(walk, receiver, it.node, how, it.text, content)
-    receiver.taints |= it.taints & OF_CONTENT
-    if is_growing:
-        _note_grown(walk, it)
-        is_early = walk.loop is None and walk.epoch is None
-        if is_early and it.name == "append":
-            receiver.parts += args
-        receiver.is_complete &= is_early
+    """Add to a container, or to what only the method tells to be one; or change it."""
+    receiver, is_growing = it.receiver, it.name in GROWING
+    if not (receiver.is_container or (is_growing and receiver.kind == "unknown")):
+        return unknown(taints=receiver.taints)
+    if not is_growing:
+        how = "externals.grow" if receiver.kind == "set" else "weak"
+        externals.write_content(walk, receiver, it.node, how, it.text, receiver)
+        receiver.taints |= it.taints & OF_CONTENT
+        return unknown(taints=receiver.taints)
+    externals.grow(
+        walk, receiver, it.node, it.text, it.args[-1] if it.args else unknown()
+    )
+    is_early = walk.loop is None and walk.epoch is None
+    if is_early and it.name == "append":
+        receiver.parts += it.args
+    receiver.is_complete &= is_early
     return unknown(taints=receiver.taints)
-
-
-def _note_grown(walk: Walk, it: MethodCalled) -> None:
-    walk.note(
-        it.node, "changed", it.receiver, how="grow", name="[]", text=it.text,
-        taints=it.taints,
-    )  # fmt: skip
 
 
 def items(_: Walk, it: MethodCalled) -> Value:
@@ -119,15 +85,11 @@ def seed(walk: Walk, it: MethodCalled) -> Value:
 
 def reset(walk: Walk, it: MethodCalled) -> Value:
     """Begin an episode of an environment anew, which may give it a seed."""
-    given = [v for k, v in it.keywords.items() if k == "seed" and not _is_none(v)]
+    given = [v for k, v in it.keywords.items() if k == "seed" and not v.is_none]
     if not given:
         return draw(walk, it)
     walk.note(it.node, "seeded", it.receiver, name=it.name, given=Arguments(given))
     return unknown(taints=taints_of(given) | {"batch"})
-
-
-def _is_none(value: Value) -> bool:
-    return value.kind == "const" and value.constant is None
 
 
 def draw(walk: Walk, it: MethodCalled) -> Value:
@@ -153,20 +115,13 @@ def resample(walk: Walk, it: MethodCalled) -> Value | None:
 
 
 def step(walk: Walk, it: MethodCalled) -> Value:
-    """Note a step of an optimizer, and walk through its closure."""
-    walk.note(
-        it.node, "trained", it.receiver, role="optimizer", turns=walk.turns
-    )  # fmt: skip
+    """Note a step of an optimizer, or of one that a scaler is given; walk closures."""
+    is_scaled = it.receiver.kind == "scaler" and bool(it.args)
+    stepped = it.args[0] if is_scaled else it.receiver
+    walk.note(it.node, "trained", stepped, role="optimizer", turns=walk.turns)
     for closure in it.values:
         if closure.kind == "func":
-            return call_function(walk, closure, Arguments(), it.node)
-    return constant(None)
-
-
-def step_scaled(walk: Walk, it: MethodCalled) -> Value:
-    """Note the step of the optimizer that a scaler is given."""
-    stepped = it.args[0] if it.args else it.receiver
-    walk.note(it.node, "trained", stepped, role="optimizer")
+            return call_function(walk, closure, it.node, Arguments())
     return constant(None)
 
 
@@ -186,25 +141,11 @@ def parameters(_: Walk, it: MethodCalled) -> Value:
     return Value("param", it.name, sure=it.receiver.sure, owner=it.receiver)
 
 
-def set_up(walk: Walk, it: MethodCalled) -> Value:
-    """Note that parameters are frozen, or are no longer."""
-    walk.note(it.node, "set up", it.receiver, text=it.text)
-    return it.receiver
-
-
-def apply_to_model(walk: Walk, it: MethodCalled) -> Value:
-    """Note that the weights change of the model that has some parameters."""
-    model = it.receiver.owner or it.receiver
-    walk.note(it.node, "trained", model, role="weights", how=it.name)
-    return model
-
-
 def change_parameters(walk: Walk, it: MethodCalled) -> Value:
     """Note what changes parameters in place."""
     model = it.receiver.owner or it.receiver
-    if it.name == "backward":
-        walk.note(it.node, "backward", taints=it.receiver.taints)
     is_in_place = it.name.endswith("_") and not it.name.startswith("_")
+    is_in_place |= it.name in ("apply", "reset_parameters")
     how = it.name if is_in_place and it.name not in _HARMLESS_IN_PLACE else ""
     if it.name == "copy_" and _names_itself(it):
         how = "in place"
@@ -239,21 +180,11 @@ def add_up(_: Walk, it: MethodCalled) -> Value:
 # Anything.
 
 
-def keep(walk: Walk, it: MethodCalled) -> Value:
-    """Add to something of which only the method tells that it holds things."""
-    if it.name in GROWING and it.receiver.kind == "unknown":
-        write_content(walk, it.receiver, it.node, "grow", it.text)
-        _note_grown(walk, it)
-    return unknown(taints=it.receiver.taints)
-
-
 def save(walk: Walk, it: MethodCalled) -> Value:
     """Write or append a file: one that is given, or that the method is called on."""
     receiver = it.receiver
-    if it.name == "to_csv" and _appends(it.node):
-        walk.note(it.node, "written")
-        return unknown(taints=receiver.taints)
-    walk.note(it.node, "saved", name=it.name)
+    mode = it.keywords.get("mode", constant("w")).constant
+    walk.note(it.node, "written" if mode == "a" else "saved", name=it.name)
     if it.name != "to_csv":
         file = Value("file", receiver.name, node=it.node, mode="w")
         path = Arguments([receiver])
@@ -261,99 +192,58 @@ def save(walk: Walk, it: MethodCalled) -> Value:
     return unknown(taints=receiver.taints)
 
 
-def any_method(walk: Walk, receiver: Value, name: str, node: ast.Call) -> Value:
-    """Return what a method returns of which little but its name is known."""
-    if name in ("parameters", "named_parameters") and not node.args:
-        return Value("param", name, sure=False, owner=receiver)
-    if name == "open" and receiver.kind in ("unknown", "ext"):
-        return open_file(walk, called(walk, receiver, name, node, None), receiver)
-    _note_any(walk, MethodCalled(name=name, node=node, receiver=receiver))
-    result = call_unknown(walk, receiver, name, node)
-    if result.kind == "wrapped":
-        return result
-    taints = receiver.taints | result.taints
-    if name in _GATHERING:
-        taints -= OF_ONE_REPLICA
-    if name in _OF_TEXTS:
-        taints |= {"text"}
-    if name == "backward":
-        walk.note(node, "backward", taints=taints)
-    taints = taints_of_method(node, name, taints)
-    return unknown(taints=_taints_of_path(name, taints))
+def any_method(walk: Walk, it: MethodCalled) -> Value:
+    """Return what a method returns of which nothing but its name is known."""
+    value = externals.call_unknown(walk, it.receiver, it)
+    if value.kind != "wrapped":
+        value.taints = taints_of_method(it, it.receiver.taints | value.taints)
+    return value
 
 
-def _note_any(walk: Walk, it: MethodCalled) -> None:
-    """Note what a method does, by its name and what it is called on."""
-    if it.name in FILE_WRITES:
-        if it.receiver.kind == "unknown":
-            walk.note(it.node, "written", it.receiver)
-    elif it.name in _PATH_CHANGES:
-        _note_moved(walk, it)
-    elif it.name in _TENSOR_DRAWS:
-        if not any(each.arg == "generator" for each in it.node.keywords):
-            has_seed = is_seeded(walk, "torch")
-            walk.note(it.node, "drawn", name=it.name, is_seeded=has_seed)
-    else:
-        _note_sent(walk, it)
+def gather(_: Walk, it: MethodCalled) -> Value:
+    """Return what all replicas have together."""
+    return unknown(taints=it.taints - externals.OF_ONE_REPLICA)
 
 
-def _appends(node: ast.Call) -> bool:
-    return any(
-        each.arg == "mode"
-        and isinstance(each.value, ast.Constant)
-        and str(each.value.value).startswith("a")
-        for each in node.keywords
-    )
+def draw_in_place(walk: Walk, it: MethodCalled) -> None:
+    """Note that a tensor is filled with random numbers."""
+    is_keyed, has_seed = "generator" in it.keywords, externals.is_seeded(walk, "torch")
+    walk.note(it.node, "drawn", name=it.name, is_keyed=is_keyed, is_seeded=has_seed)
 
 
-def _note_sent(walk: Walk, it: MethodCalled) -> None:
+def send(walk: Walk, it: MethodCalled) -> None:
+    """Note a request or message, if what sends it has a name of such."""
     text = written(it.node.func).lower()
-    if it.name in _SENDING and any(each in text for each in _SENDERS):
+    if any(each in text for each in _SENDERS):
         walk.note(it.node, "sent", name=it.name)
-    elif it.name in ("execute", "executemany") and _is_insert(it.node):
+
+
+def execute(walk: Walk, it: MethodCalled) -> None:
+    """Note what a data base is told to change."""
+    command = written(it.node.args[0]) if it.args else ""
+    if re.search(r"\b(?:INSERT|UPDATE|DELETE)\s", command, re.IGNORECASE):
         walk.note(it.node, "sent", name="SQL")
 
 
-def _is_insert(node: ast.Call) -> bool:
-    if not node.args:
-        return False
-    text = written(node.args[0]).lstrip("fbr'\"( \\n").upper()
-    return text.startswith(("INSERT", "UPDATE", "DELETE"))
-
-
-# Paths.
-
-
-def _note_moved(walk: Walk, it: MethodCalled) -> None:
-    is_sure = _looks_like_path(it.node)
-    if is_sure or _may_be_path(it):
-        is_sure |= "path" in it.receiver.taints
-        path, name = None if is_sure else it.receiver, f"Path.{it.name}"
-        given = Arguments([it.receiver])
+def move(walk: Walk, it: MethodCalled) -> None:
+    """Note that a path is moved, removed or made; a text is replaced, too."""
+    is_path = "path" in it.receiver.taints
+    may_be_text = it.name in ("rename", "replace")
+    if may_be_text and not (is_path and len(it.args) == 1 and not it.keywords):
+        return
+    if it.receiver.kind == "unknown":
+        path, given = None if is_path else it.receiver, Arguments([it.receiver])
         walk.note(
-            it.node, "moved", path, name=name, given=given, catching=walk.catching,
-            turns=walk.turns,
+            it.node, "moved", path, name=f"Path.{it.name}", given=given,
+            catching=walk.catching, turns=walk.turns,
         )  # fmt: skip
 
 
-def _looks_like_path(node: ast.Call) -> bool:
-    text = written(node.func).lower()
-    owner = text.rpartition(".")[0]
-    is_path = any(word in owner for word in _PATHS)
-    return is_path and not (text.endswith("replace") and len(node.args) != 1)
-
-
-def _may_be_path(it: MethodCalled) -> bool:
-    if it.receiver.kind != "unknown":
-        return False
-    if it.name in _ONLY_OF_PATHS:
-        return True
-    is_path = "path" in it.receiver.taints
-    return is_path and len(it.node.args) == 1 and not it.node.keywords
-
-
-def _taints_of_path(name: str, taints: frozenset[str]) -> frozenset[str]:
-    """Return what a method's result depends on, if it may be one of a path."""
-    if name in ("exists", "is_file", "is_dir"):
-        return taints | {"exists"}
-    return taints - {"path"} if name in ("read_text", "read_bytes") else taints
+def open_path(walk: Walk, it: MethodCalled) -> Value | None:
+    """Return an open file of a path that the method is called on, or is given."""
+    if it.receiver.kind not in ("unknown", "ext"):
+        return None
+    mode = it.args[0].constant if it.args else "r"
+    if isinstance(mode, str) and not set(mode) <= set("rwaxbt+"):
+        return externals.open_named(walk, it)
+    return externals.open_file(walk, it, it.receiver, it.args, it.text)

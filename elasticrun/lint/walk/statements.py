@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import ast
+import functools
+import re
 import sys
 
-from elasticrun.lint import catalog, roles
+from elasticrun.lint import catalog
 from elasticrun.lint.events import Event
-from elasticrun.lint.graph import LOG, NONE, OWN, TEST, Sink, Step, flow_to
+from elasticrun.lint.graph import LOG, NONE, OWN, TEST, Guard, Sink, Step, flow_to
 from elasticrun.lint.naming import STOPS, last_name, named, written
 from elasticrun.lint.values import Value, elastic_loaders_in, join, merged, unknown
-from elasticrun.lint.walk.expressions import call_method
-from elasticrun.lint.walk.frames import Frame
-from elasticrun.lint.walk.functions import run_function
 from elasticrun.lint.walk.walk import RunStatement, Walk
 
 _QUIET_TEST = Sink("quiet_test")  # decides only about a line in a log
@@ -43,17 +42,12 @@ def _run_return(walk: Walk, node: ast.Return) -> None:
     walk.here = []
 
 
-def _run_raise(walk: Walk, node: ast.Raise) -> None:
+def _run_raise(walk: Walk, node: ast.Raise | ast.Assert) -> None:
     walk.step(node)
     with walk.into(LOG):
-        walk.evaluate(node.exc)
-    walk.here = []
-
-
-def _run_assert(walk: Walk, node: ast.Assert) -> None:
-    walk.step(node)
-    with walk.into(LOG):
-        walk.evaluate(node.test)
+        walk.evaluate(node.exc if isinstance(node, ast.Raise) else node.test)
+    if isinstance(node, ast.Raise):
+        walk.here = []
 
 
 def _run_leaving(walk: Walk, node: ast.Break | ast.Continue) -> None:
@@ -73,55 +67,50 @@ def _run_leaving(walk: Walk, node: ast.Break | ast.Continue) -> None:
 def _run_if(walk: Walk, node: ast.If) -> None:
     frame = walk.frame
     walk.step(node)
-    if _is_main_test(node.test):
+    if written(node.test) == "__name__ == '__main__'":
         if frame.module is walk.root:
             walk.run(node.body)
         return
     with walk.into(_sink_of_test(walk, node)):
         test = walk.evaluate(node.test)
-    guard = walk.guard(node.test, _taints_of_test(node.test, test))
-    start, before = walk.here, dict(frame.env)
-    with walk.guarded(guard):
-        walk.run(node.body)
-    first, env = walk.here, frame.env
-    walk.here, frame.env = start, before
-    with walk.guarded(guard.opposite):
-        walk.run(node.orelse)
-    second = walk.here
-    if first:
-        frame.env = merged(env, frame.env) if second else env
-    walk.here = [*first, *(each for each in second if each not in first)]
-    if bool(first) != bool(second):
+    guard = walk.guard(node.test, test.taints)
+    first, second = _run_branches(
+        walk, [(guard, node.body), (guard.opposite, node.orelse)]
+    )
+    if first != second:
         # One branch leaves: what follows runs under the other one's condition.
         walk.guards += (guard if first else guard.opposite,)
 
 
-def _taints_of_test(test: ast.expr, value: Value) -> frozenset[str]:
-    taints = value.taints
-    is_rank = value.kind == "unknown" and roles.hint(last_name(test)) == "rank"
-    return taints | {"rank"} if is_rank else taints
+def _run_branches(
+    walk: Walk, branches: list[tuple[Guard, list[ast.stmt]]]
+) -> list[bool]:
+    """Walk through branches and go on behind them; return which of them end there."""
+    frame, start, before = walk.frame, walk.here, walk.frame.env
+    ends = []
+    for guard, body in branches:
+        walk.here, frame.env = start, dict(before)
+        with walk.guarded(guard):
+            walk.run(body)
+        ends.append((walk.here, frame.env))
+    _meet(walk, ends)
+    return [bool(here) for here, _ in ends]
+
+
+def _meet(walk: Walk, ends: list[tuple[list[Step], dict[str, Value]]]) -> None:
+    """Go on behind branches, with what the names may be where each ends."""
+    reached = [each for each in ends if each[0]] or ends[-1:]
+    walk.here = list(dict.fromkeys(step for here, _ in reached for step in here))
+    walk.frame.env = functools.reduce(merged, (env for _, env in reached))
 
 
 def _run_match(walk: Walk, node: ast.Match) -> None:
-    frame = walk.frame
     walk.step(node)
     with walk.into(TEST):
         subject = walk.evaluate(node.subject)
     guard = walk.guard(node.subject, subject.taints)
-    start, before = walk.here, dict(frame.env)
-    ends, env = list(start), dict(frame.env)
-    for case in node.cases:
-        walk.here, frame.env = list(start), dict(before)
-        with walk.guarded(guard):
-            walk.run(case.body)
-        ends += walk.here
-        env = merged(env, frame.env)
-    walk.here, frame.env = ends, env
-
-
-def _is_main_test(test: ast.expr) -> bool:
-    is_comparison = isinstance(test, ast.Compare)
-    return is_comparison and written(test) == "__name__ == '__main__'"
+    branches = [(guard, case.body) for case in node.cases]
+    _run_branches(walk, [*branches, (guard.opposite, [])])
 
 
 def _sink_of_test(walk: Walk, node: ast.If) -> Sink:
@@ -152,69 +141,45 @@ def _run_with(walk: Walk, node: ast.With | ast.AsyncWith) -> None:
     walk.step(node)
     for item in node.items:
         value = walk.evaluate(item.context_expr)
-        if value.kind == "generator":
-            value = _entered(walk, value, node)
-        elif value.defines("__enter__"):
-            entered = call_method(walk, value, "__enter__", node)
-            value = entered if entered.kind not in ("unknown", "const") else value
         if item.optional_vars is not None:
             walk.assign(item.optional_vars, value)
     outer, loops, entry = walk.catching, len(walk.graph.loops), walk.current
-    for item in node.items:
-        if "suppress" in written(item.context_expr):
-            walk.catching += (written(item.context_expr),)
+    managers = (item.context_expr for item in node.items)
+    suppressing = [each for each in managers if "suppress" in written(each)]
+    walk.catching += tuple(map(written, suppressing))
     walk.run(node.body)
     walk.catching = outer
-    if len(walk.graph.loops) > loops:
-        for item in node.items:
-            if _suppresses_stop(item.context_expr):
-                walk.note(item.context_expr, "suppressed", step=entry)
-
-
-def _entered(walk: Walk, value: Value, node: ast.AST) -> Value:
-    """Walk through a generator that manages a context; return what it gives."""
-    handed: list[Value] = []
-    inner: Frame = value.frame
-    function = inner.function
-    if function in walk.active or not isinstance(function, ast.FunctionDef):
-        return unknown()
-    inner.yields = handed.append
-    run_function(walk, function, inner, node)
-    inner.yields = None
-    return handed[0] if handed else unknown()
+    for each in suppressing if len(walk.graph.loops) > loops else ():
+        if isinstance(each, ast.Call) and STOPS & set(map(last_name, each.args)):
+            walk.note(each, "suppressed", step=entry)
 
 
 def _run_try(walk: Walk, node: ast.Try) -> None:
     entry = walk.step(node)
     first, before = len(walk.graph.steps), dict(walk.frame.env)
-    loops, outer = len(walk.graph.loops), walk.catching
-    num_events = len(walk.events)
+    num_events, outer = len(walk.events), walk.catching
     walk.catching += tuple(
         "" if each.type is None else written(each.type) for each in node.handlers
     )
     walk.run(node.body)
     walk.catching = outer
-    has_loop = len(walk.graph.loops) > loops
+    has_loop, has_epochs = (
+        any(each.step.number >= first for each in loops)
+        for loops in (walk.graph.loops, walk.graph.epochs)
+    )
+    if has_loop or has_epochs or any(map(_asks_a_loader, walk.events[num_events:])):
+        walk.note(node, "guarded", step=entry)
     # Of a body with a dataset loop only the loop is taken to raise.
     raising = [
         step
         for step in walk.graph.steps[first:]
         if not has_loop or step.loop is not None
     ]
-    lines = range(node.lineno, (node.end_lineno or 0) + 1)
-    has_epochs = any(each.line in lines for each in walk.graph.epochs)
-    if has_loop or has_epochs or any(map(_asks_a_loader, walk.events[num_events:])):
-        walk.note(node, "guarded", step=entry)
-    if walk.here and node.orelse:
-        walk.run(node.orelse)
+    walk.run(node.orelse)
     _run_handlers(walk, node, [entry, *raising], before)
-    if node.finalbody:
-        is_left = not walk.here
-        if is_left:
-            walk.here = [entry]
-        walk.run(node.finalbody)
-        if is_left:
-            walk.here = []
+    if node.finalbody and not walk.here:
+        walk.here = [entry]
+    walk.run(node.finalbody)
 
 
 def _asks_a_loader(event: Event) -> bool:
@@ -227,34 +192,26 @@ def _run_handlers(
     walk: Walk, node: ast.Try, starts: list[Step], before: dict[str, Value]
 ) -> None:
     """Walk through the handlers, each behind all steps that may raise."""
-    frame = walk.frame
-    ends, env = walk.here, frame.env
+    frame, env = walk.frame, walk.frame.env
+    ends = [(walk.here, env)]
     for handler in node.handlers:
-        walk.here, frame.env = list(starts), merged(dict(env), before)
+        walk.here, frame.env = starts, merged(dict(env), before)
         walk.step(handler)
-        if handler.type is not None:
-            walk.evaluate(handler.type)
+        walk.evaluate(handler.type)
         if handler.name:
             frame.env[handler.name] = unknown(handler.name)
         walk.run(handler.body)
-        ends = [*ends, *walk.here]
-        if walk.here:
-            env = merged(env, frame.env)
-    walk.here, frame.env = ends, env
-
-
-def _suppresses_stop(node: ast.expr) -> bool:
-    if not isinstance(node, ast.Call) or not written(node.func).endswith("suppress"):
-        return False
-    return not STOPS.isdisjoint(map(last_name, node.args))
+        ends.append((walk.here, frame.env))
+    _meet(walk, ends)
 
 
 # Which branches only log, and which tests only ask whether something is made yet.
 
 
-_ALSO_QUIET = named(
-    "request_checkpoint flush format item update refresh empty_cache synchronize "
-    "collect write time clear"
+_TRACKING = catalog.TRACKER_METHODS - {"log"}
+_QUIET = (catalog.LOG_METHODS - _TRACKING) | named(
+    "echo pprint request_checkpoint flush format item update refresh empty_cache "
+    "synchronize collect write time clear"
 )
 _SHOWING = named(
     "display show print report summary summarize progress log echo say status"
@@ -281,44 +238,30 @@ def _is_quiet_statement(node: ast.stmt) -> bool:
 
 def _is_quiet_call(node: ast.Call) -> bool:
     name = last_name(node.func)
-    tracks = name in catalog.TRACKER_METHODS - {"log"} and bool(name)
-    is_logging = name in catalog.LOG_METHODS or name in ("print", "echo", "pprint")
     words = name.lower().strip("_").split("_")
-    is_named_so = bool(_SHOWING & set(words))
-    return (is_logging and not tracks) or is_named_so or name in _ALSO_QUIET
+    return name in _QUIET or not _SHOWING.isdisjoint(words)
 
 
 def _is_lazy(node: ast.If) -> bool:
     """Return whether an `if` only makes what its test finds to be missing."""
-    wanted = _missing(node.test)
-    if wanted is None or node.orelse:
+    test = re.match(r"not (.+)$|(.+) is None$|.+ not in (.+)$", written(node.test))
+    if test is None or node.orelse:
         return False
-    stored = [
+    missing = test[test.lastindex or 0]
+    made = [
         written(target)
         for each in node.body
         if isinstance(each, ast.Assign)
         for target in each.targets
     ]
-    return any(each == wanted or each.startswith(f"{wanted}[") for each in stored)
-
-
-def _missing(test: ast.expr) -> str | None:
-    """Return what a test like `x is None`, `not x` or `k not in x` finds missing."""
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return written(test.operand)
-    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
-        return None
-    right = test.comparators[0]
-    if isinstance(test.ops[0], ast.Is) and isinstance(right, ast.Constant):
-        return written(test.left) if right.value is None else None
-    return written(right) if isinstance(test.ops[0], ast.NotIn) else None
+    return any(each == missing or each.startswith(f"{missing}[") for each in made)
 
 
 STATEMENTS: dict[type[ast.stmt], RunStatement] = {
     ast.Expr: _run_expr,
     ast.Return: _run_return,
     ast.Raise: _run_raise,
-    ast.Assert: _run_assert,
+    ast.Assert: _run_raise,
     ast.Break: _run_leaving,
     ast.Continue: _run_leaving,
     ast.Global: lambda walk, node: walk.frame.globals.update(node.names),

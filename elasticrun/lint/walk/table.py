@@ -7,17 +7,12 @@ import re
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-from elasticrun.lint.catalog import (
-    CHANGING,
-    FILE_WRITES,
-    LOG_METHODS,
-    TRACKER_METHODS,
-)
+from elasticrun.lint.catalog import CHANGING, FILE_WRITES, LOG_METHODS, TRACKER_METHODS
 from elasticrun.lint.events import What
 from elasticrun.lint.graph import CONTENT, LOG, OPTIMIZER, SAVE, TRACK, VALUE, Sink
-from elasticrun.lint.roles import is_iterated_sampler, is_model_wrapper, made_by
+from elasticrun.lint.roles import is_model_wrapper, made_by
 from elasticrun.lint.values import Value, key_of, unknown
-from elasticrun.lint.walk import elastic, externals, methods
+from elasticrun.lint.walk import externals, methods
 from elasticrun.lint.walk.arguments import Called, MethodCalled
 from elasticrun.lint.walk.expressions import attribute, environment_taints, item
 from elasticrun.lint.walk.walk import Walk
@@ -32,7 +27,7 @@ class Row(NamedTuple):
         event: What is noted of it.
         sink: Where the arguments go; where the result goes, if it is None.
         gives: What it returns: something unknown, nothing, its first argument, what
-            a method is called on, or something unknown that depends on that.
+            a method is called on, or something unknown made of that and the arguments.
         role: That of the event.
         taint: What the result depends on.
         do: What does it where this is not all.
@@ -75,18 +70,6 @@ def _range(_: Walk, it: Called) -> Value:
     return Value("range", parts=it.args, taints=it.taints)
 
 
-def _sampler(_: Walk, it: Called) -> Value:
-    return Value("sampler", it.name, parts=it.values, node=it.node)
-
-
-def _path(_: Walk, it: Called) -> Value:
-    return unknown(taints=it.taints | {"path"})
-
-
-def _first(_: Walk, it: Called) -> Value | None:
-    return it.args[0] if it.args else None
-
-
 def _getattr(walk: Walk, it: Called) -> Value | None:
     name = key_of(it.args[1]) if len(it.args) > 1 else None
     return attribute(walk, it.args[0], name, it.node) if isinstance(name, str) else None
@@ -99,14 +82,6 @@ def _len(_: Walk, it: Called) -> Value | None:
 
 def _environ(_: Walk, it: Called) -> Value | None:
     return unknown("environ", environment_taints(it.args[0])) if it.args else None
-
-
-def _iterator(walk: Walk, it: Called) -> Value | None:
-    return externals.iterator(walk, it, it.args[0]) if it.args else None
-
-
-def _own_iterator(walk: Walk, it: MethodCalled) -> Value:
-    return externals.iterator(walk, it, it.receiver)
 
 
 def _get(walk: Walk, it: MethodCalled) -> Value | None:
@@ -218,9 +193,10 @@ _FUNCTIONS = _table(
         logging.basicConfig logging.FileHandler logging.handlers.RotatingFileHandler
     """),
     (Row("signal"), "signal.signal"),
-    (Row(do=externals.consume), "sum max min any all"),
-    (Row(do=externals.container), "list tuple set frozenset dict vars"),
-    (Row(do=externals.make_container), "dataclasses.field"),
+    (Row(do=externals.consume),
+     "sum max min any all torch.optim.swa_utils.update_bn"),
+    (Row(do=externals.make_list), "list tuple sorted set frozenset"),
+    (Row(do=externals.field), "dataclasses.field"),
     (Row(do=externals.make_record), "collections.namedtuple"),
 )  # fmt: skip
 
@@ -236,42 +212,41 @@ _COLLECTIVE = (
 
 # Functions of whole modules; then come those that make objects, which roles.py knows.
 _PATTERNS = {
-    _COLLECTIVE: externals.agree,
-    r"^torch\.nn\.init\.|(?:^|\.)prune(?:\.|$)": externals.initialize,
-    r"^torch\._foreach_\w+_$": externals.foreach,
-    r"^sklearn\.(?:model_selection|utils)\.": externals.split,
-    r"^pathlib\.": _path,
-    r"^gym(?:nasium)?\.wrappers\.": _first,
+    _COLLECTIVE: Row(do=externals.agree),
+    r"^torch\.(?:nn\.init\.|_foreach_\w+_$)|(?:^|\.)prune(?:\.|$)": Row(
+        do=externals.change_weights
+    ),
+    r"^sklearn\.(?:model_selection|utils)\.": Row(do=externals.split),
+    r"^pathlib\.": Row(gives="alike", taint="path"),
+    r"^gym(?:nasium)?\.wrappers\.": Row(gives="first"),
 }
 
 # Functions and classes of any module, by the last part of their names.
 _OF_ANY_MODULE = _table(
-    (Row(do=externals.update_bn), "update_bn"),
     (Row(), "clip_grad_norm_ clip_grad_value_ backward"),
     (Row(do=lambda _, it: Value("opaque", it.name)), """
         Thread Process ThreadPoolExecutor ProcessPoolExecutor
     """),
-    (Row(do=_iterator), "iter cycle"),
+    (Row(do=externals.iterator), "iter cycle"),
     (Row(do=externals.wrap), """
-        enumerate tqdm trange zip islice list tuple sorted reversed chain map filter
-        track count
+        enumerate tqdm trange zip islice reversed chain map filter track count
     """),
-    (Row(do=externals.container), "deque defaultdict OrderedDict Counter"),
+    (Row(do=externals.make_collection), "deque defaultdict OrderedDict Counter"),
     (Row(taint="rank"), "is_main_process is_main is_master get_rank is_rank_zero"),
-    (Row(do=externals.make_container), """
-        SimpleNamespace Namespace AttrDict EasyDict Box
+    (Row(do=externals.make_dict), """
+        dict vars SimpleNamespace Namespace AttrDict EasyDict Box
     """),
 )  # fmt: skip
 
 # What elasticrun itself offers, by its public names; the others do nothing of note.
 ELASTIC = _table(
-    (Row(do=elastic.make_loader), "AdaptiveDataLoader CombinedLoader"),
-    (Row(do=elastic.make_parallel), "AdaptiveDataParallel"),
-    (Row(do=elastic.prepare), "prepare"),
-    (Row(do=elastic.register_all), "register"),
-    (Row(sink=SAVE, do=elastic.make_variables), "Variables"),
-    (Row(do=elastic.make_accumulator), "Accumulator"),
-    (Row(do=elastic.until), "remaining_epochs_until remaining_steps_until"),
+    (Row(do=externals.make_loader), "AdaptiveDataLoader CombinedLoader"),
+    (Row(do=externals.make_parallel), "AdaptiveDataParallel"),
+    (Row(do=externals.prepare), "prepare"),
+    (Row(do=externals.register_all), "register"),
+    (Row(sink=SAVE, do=externals.make_variables), "Variables"),
+    (Row(do=externals.make_accumulator), "Accumulator"),
+    (Row(do=externals.until), "remaining_epochs_until remaining_steps_until"),
     (Row("collective"), "init save_all_states init_process_group"),
     (Row(taint="rank"), "rank local_rank replica_rank"),
     (Row(taint="world_size"), "world_size num_replicas"),
@@ -287,11 +262,9 @@ def function_row(name: str) -> Row | None:
     """Return what calling a function or class does, if that is known by its name."""
     if name in _FUNCTIONS:
         return _FUNCTIONS[name]
-    for pattern, handler in _PATTERNS.items():
+    for pattern, row in _PATTERNS.items():
         if re.search(pattern, name):
-            return Row(do=handler)
-    if is_iterated_sampler(name):
-        return Row(do=_sampler)
+            return row
     if is_model_wrapper(name):
         return Row(do=externals.wrap_model)
     if made_by(name):
@@ -310,7 +283,7 @@ _MODEL = _table(
         to cuda cpu half float double bfloat16 train eval detach
         contiguous share_memory compile type channels_last
     """),
-    (Row(do=methods.set_up), "requires_grad_"),
+    (Row("set up", gives="receiver"), "requires_grad_"),
     (Row(), "weigh"),  # which is told a loader, and does not loop over it
     (Row(do=methods.parameters), """
         parameters named_parameters buffers named_buffers state_dict values items
@@ -321,6 +294,9 @@ _MODEL = _table(
 _CONTAINER = _table(
     (Row(do=methods.clear), "clear"),
     (Row(sink=CONTENT, do=methods.change), " ".join(CHANGING)),
+    (Row(gives="receiver"), "union difference copy"),
+    (Row(do=_get), "get"),
+    (Row(do=methods.items), "items values keys"),
 )
 
 # Methods of objects whose role is known; with none here it is that of any object.
@@ -344,30 +320,20 @@ _METHODS: dict[str, dict[str, Row]] = {
         "enumerate": Row(do=_count),
         "batches": Row(do=_batches),
         "autoscale": Row("collective"),
-        "__iter__": Row(do=_own_iterator),
         _OTHERWISE: Row(),
     },
-    "list": _CONTAINER,
+    **dict.fromkeys(("list", "set", "dict"), _CONTAINER),
     "const": {"join": Row(do=_join)},
-    "set": {
-        **_CONTAINER,
-        **dict.fromkeys(("union", "difference", "copy"), Row(gives="receiver")),
-    },
-    "dict": {
-        **_CONTAINER,
-        "get": Row(do=_get),
-        **dict.fromkeys(("items", "values", "keys"), Row(do=methods.items)),
-    },
     "scheduler": _table(
         (Row("trained", OPTIMIZER, "nothing", "scheduler"), "step step_update"),
     ),
     "optimizer": {
         "step": Row(sink=OPTIMIZER, do=methods.step),
-        "add_param_group": Row(sink=OPTIMIZER, do=methods.set_up),
+        "add_param_group": Row("set up", OPTIMIZER, "receiver"),
     },
     "scaler": {
         "load_state_dict": Row(sink=OPTIMIZER, do=methods.load),
-        "step": Row(sink=VALUE, do=methods.step_scaled),
+        "step": Row(sink=VALUE, do=methods.step),
         "update": Row("trained", VALUE, "nothing", "scaler"),
         "scale": Row(sink=VALUE, gives="first"),
         _OTHERWISE: Row(sink=VALUE, gives="nothing"),
@@ -381,9 +347,8 @@ _METHODS: dict[str, dict[str, Row]] = {
     },
     "model": _MODEL,
     "param": {
-        "apply": Row(do=methods.apply_to_model),
-        "reset_parameters": Row(do=methods.apply_to_model),
-        "requires_grad_": Row(do=methods.set_up),
+        "requires_grad_": Row("set up", gives="receiver"),
+        "backward": Row("backward", OPTIMIZER),
         _OTHERWISE: Row(sink=OPTIMIZER, do=methods.change_parameters),
     },
     # Any other object, or one whose role says nothing of the method.
@@ -391,14 +356,32 @@ _METHODS: dict[str, dict[str, Row]] = {
         "load_state_dict": Row(sink=OPTIMIZER, do=methods.load),
         **dict.fromkeys(LOG_METHODS - TRACKER_METHODS, Row("logged", LOG, "alike")),
         **dict.fromkeys(LOG_METHODS & TRACKER_METHODS, Row("logged", TRACK, "alike")),
+        **dict.fromkeys(FILE_WRITES, Row("written", gives="alike")),
         **_table(
             (Row("saved", SAVE, "alike"), """
                 save_pretrained to_json to_parquet savefig save push_to_hub
                 save_checkpoint
             """),
             (Row(sink=SAVE, do=methods.save), "write_text write_bytes to_csv"),
+            (Row(do=methods.parameters), "parameters named_parameters"),
+            (Row("backward"), "backward"),
+            (Row(do=methods.draw_in_place), """
+                uniform_ normal_ random_ bernoulli_ exponential_ cauchy_ geometric_
+                log_normal_
+            """),
+            (Row(do=methods.gather),
+             "gather gather_for_metrics all_gather all_reduce reduce"),
+            (Row(gives="alike", taint="text"), """
+                split splitlines strip rstrip lower upper read_text readline decode
+            """),
+            (Row(gives="alike", taint="exists"), "exists is_file is_dir"),
+            (Row(do=methods.open_path), "open"),
+            (Row(do=methods.move), "rename replace unlink rmdir mkdir"),
+            (Row(do=methods.send),
+             "post put patch sendmail send_message publish"),
+            (Row(do=methods.execute), "execute executemany"),
         ),
-        **dict.fromkeys(CHANGING, Row(sink=CONTENT, do=methods.keep)),
+        **dict.fromkeys(CHANGING, Row(sink=CONTENT, do=methods.change)),
         **dict.fromkeys(("resample", "reshuffle"), Row(do=methods.resample)),
         "topk": Row(do=methods.topk),
         **dict.fromkeys(("sum", "count_nonzero"), Row(do=methods.add_up)),

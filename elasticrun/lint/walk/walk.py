@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, final
 
 from elasticrun.lint.events import Event, What
@@ -31,31 +30,13 @@ RunStatement = Callable[["Walk", Any], None]  # a statement of one type
 Evaluate = Callable[["Walk", Any], Value]  # an expression of one type
 
 
-class Budget(NamedTuple):
-    """How far a walk goes, which must end soon in any program.
-
-    A program may call itself, or one function from everywhere, and import a whole
-    library. What lies beyond is unknown. Two imports deep, only what is about training
-    is walked through.
-
-    Attributes:
-        depth: Calls, one within the other.
-        calls: Of one function, each of which is walked through.
-        imports: One within the other.
-        elements: Of a container, for each of which a loop's body is walked through.
-        yields: Of one generator, each of which runs the loop's body.
-    """
-
-    steps: int = 15_000
-    depth: int = 24
-    calls: int = 40
-    modules: int = 80
-    imports: int = 12
-    elements: int = 8
-    yields: int = 4
-
-
-BUDGET = Budget()
+# How far a walk goes, which must end soon in any program: it may call itself, or one
+# function from everywhere, and import a whole library. What lies beyond is unknown.
+MAX_STEPS = 15_000
+MAX_DEPTH = 24  # of calls, one within the other
+MAX_CALLS = 40  # of one function, each of which is walked through
+MAX_MODULES = 80
+MAX_IMPORTS = 12  # one within the other; two deep only what is about training
 
 
 class Handlers(NamedTuple):
@@ -65,6 +46,20 @@ class Handlers(NamedTuple):
     expressions: Mapping[type[ast.expr], Evaluate]
     assign: Callable[[Walk, ast.expr, Value, str], None]
     iterate: Callable[[Walk, Value, ast.AST, Body], None]
+
+
+class _Within:
+    """Something of a walk is another one inside of this."""
+
+    def __init__(self, walk: Walk, name: str, inner: object) -> None:
+        self.walk, self.name, self.inner = walk, name, inner
+
+    def __enter__(self) -> None:
+        self.outer = getattr(self.walk, self.name)
+        setattr(self.walk, self.name, self.inner)
+
+    def __exit__(self, *_: object) -> None:
+        setattr(self.walk, self.name, self.outer)
 
 
 @final
@@ -176,16 +171,16 @@ class Walk:
         """Return whether to walk through a function once more."""
         return (
             function not in self.active
-            and len(self.active) <= BUDGET.depth
-            and len(self.graph.steps) <= BUDGET.steps
-            and self.num_calls[function] < BUDGET.calls
+            and len(self.active) <= MAX_DEPTH
+            and len(self.graph.steps) <= MAX_STEPS
+            and self.num_calls[function] < MAX_CALLS
         )
 
     def may_import(self, module: Module) -> bool:
         """Return whether to walk through a module."""
         if self.depth < 2:
             return True
-        has_room = self.depth < BUDGET.imports and len(self.frames) < BUDGET.modules
+        has_room = self.depth < MAX_IMPORTS and len(self.frames) < MAX_MODULES
         return has_room and module.is_about_training
 
     # The flow.
@@ -196,48 +191,28 @@ class Walk:
         module, call = self.frame.module, self.frame.call
         step = Step(node, module, number, call, *around)
         self.graph.steps.append(step)
-        self.lead(self.here, step)
+        for each in self.here:
+            each.following.append(step)
         self.here = [step]
         self.current = step
         return step
-
-    def lead(self, steps: list[Step], to: Step) -> None:
-        """Let a step run after others, as a loop's head does after its body."""
-        for each in steps:
-            each.following.append(to)
 
     def guard(self, test: ast.AST, taints: frozenset[str]) -> Guard:
         """Return a new condition that holds; its opposite has the same number."""
         self.num_guards += 1
         return Guard(self.num_guards, test, True, taints, self.frame.function)
 
-    @contextlib.contextmanager
-    def guarded(self, guard: Guard) -> Iterator[None]:
+    def guarded(self, guard: Guard) -> _Within:
         """Note the condition under which the steps inside run."""
-        before = self.guards
-        self.guards = (*before, guard)
-        try:
-            yield
-        finally:
-            self.guards = before
+        return _Within(self, "guards", (*self.guards, guard))
 
-    @contextlib.contextmanager
-    def into(self, sink: Sink) -> Iterator[None]:
+    def into(self, sink: Sink) -> _Within:
         """Say where the values that are read inside go."""
-        before, self.sink = self.sink, sink
-        try:
-            yield
-        finally:
-            self.sink = before
+        return _Within(self, "sink", sink)
 
-    @contextlib.contextmanager
-    def inside(self, frame: Frame) -> Iterator[None]:
+    def inside(self, frame: Frame) -> _Within:
         """Go on in another call, or in a module."""
-        before, self.frame = self.frame, frame
-        try:
-            yield
-        finally:
-            self.frame = before
+        return _Within(self, "frame", frame)
 
     # What is noted.
 
