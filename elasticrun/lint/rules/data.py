@@ -194,23 +194,31 @@ _LISTING = named("listdir glob iglob rglob iterdir scandir")
 def _folders(program: Walked) -> Iterator[Finding]:
     """Yield where a data set takes its samples as a folder happens to list them."""
     for cls in program.walk.classes:
-        is_dataset = cls.role == "dataset" or "__getitem__" in cls.methods
-        if not is_dataset or ".sort(" in ast.unparse(cls.node):
+        if cls.role != "dataset" and "__getitem__" not in cls.methods:
             continue
-        calls = [each for each in ast.walk(cls.node) if isinstance(each, ast.Call)]
-        fixed = {
-            node
-            for each in calls
-            if last_name(each.func) in _UNORDERED
-            for node in ast.walk(each)
-        }
-        for each in calls:
-            if last_name(each.func) in _LISTING and each not in fixed:
-                message = (
-                    "a folder is listed in any order, so samples or classes may have "
-                    "other numbers on another machine"
-                )
-                yield program.finding(ER506, program.spot_in(cls, each), message)
+        called = {last_name(each.func) for each in _unsorted(cls.node)}
+        beside = getattr(cls.module.tree, "body", ())
+        functions = (e for e in beside if isinstance(e, ast.FunctionDef))
+        for part in [cls.node, *(e for e in functions if e.name in called)]:
+            for each in _unsorted(part):
+                if written(each.func) == "os.walk" or last_name(each.func) in _LISTING:
+                    message = (
+                        "a folder is listed in any order, so samples or classes may "
+                        "have other numbers on another machine"
+                    )
+                    yield program.finding(ER506, program.spot_in(cls, each), message)
+
+
+def _unsorted(part: ast.stmt) -> list[ast.Call]:
+    """Return the calls in a class or function whose results nothing sorts there."""
+    text = ast.unparse(part)
+    is_function = isinstance(part, ast.FunctionDef)
+    if ".sort(" in text or (is_function and "sorted(" in text):
+        return []
+    calls = [each for each in ast.walk(part) if isinstance(each, ast.Call)]
+    sorting = (each for each in calls if last_name(each.func) in _UNORDERED)
+    fixed = {node for each in sorting for node in ast.walk(each)}
+    return [each for each in calls if each not in fixed]
 
 
 def _keeps_order(event: Event) -> bool:

@@ -38,6 +38,7 @@ def check(program: Walked) -> Iterator[Finding]:
     yield from _over_rounds(flow, lost)
     yield from behind(flow, lost)
     yield from _left(flow, lost)
+    yield from _made_once(flow)
 
 
 def _turns(program: Walked) -> Iterator[Turns]:
@@ -330,6 +331,28 @@ def _drawn_by(objects: Iterable[Value], depth: int = 3) -> Iterator[Value]:
         if depth:
             inner = (*each.attrs.values(), *each.parts)
             yield from _drawn_by([e for e in inner if e.is_object], depth - 1)
+
+
+def _made_once(flow: Dataflow) -> Iterator[Finding]:
+    """Yield what is made under `once`, and used where each start comes."""
+    for place, writes in flow.writes.items():
+        made = [each for each in writes if not _is_none(each)]
+        uses = [each for each in flow.reads.get(place, ()) if not is_once(each.step)]
+        if not uses or not made or not all(is_once(each.step) for each in made):
+            continue
+        reached = flow.program.graph.forward([made[0].step])
+        if flow.is_volatile(place) and any(each.step in reached for each in uses):
+            message = (
+                f"`{made[0].name}` is made only where `once` holds, which is in the "
+                "first start, and used in all"
+            )
+            help_text = "make it in each start; guard what must not happen again"
+            yield flow.program.finding(ER301, made[0], message, help_text=help_text)
+
+
+def _is_none(write: Write) -> bool:
+    value = write.value
+    return value is not None and value.kind == "const" and value.constant is None
 
 
 CHECKS = (check, _generators, _clocks, _in_one_epoch)

@@ -45,7 +45,7 @@ def change(walk: Walk, it: MethodCalled) -> Value:
     if not (receiver.is_container or (is_growing and receiver.kind == "unknown")):
         return unknown(taints=receiver.taints)
     if not is_growing:
-        how = "externals.grow" if receiver.kind == "set" else "weak"
+        how = "grow" if receiver.kind == "set" else "weak"
         externals.write_content(walk, receiver, it.node, how, it.text, receiver)
         receiver.taints |= it.taints & OF_CONTENT
         return unknown(taints=receiver.taints)
@@ -53,8 +53,11 @@ def change(walk: Walk, it: MethodCalled) -> Value:
         walk, receiver, it.node, it.text, it.args[-1] if it.args else unknown()
     )
     is_early = walk.loop is None and walk.epoch is None
-    if is_early and it.name == "append":
-        receiver.parts += it.args
+    new = it.args
+    if it.name == "extend":
+        is_early &= all(each.is_complete for each in new)
+        new = [part for each in new for part in each.elements]
+    receiver.parts += new if is_early and it.name in ("append", "extend") else []
     receiver.is_complete &= is_early
     return unknown(taints=receiver.taints)
 
@@ -197,6 +200,11 @@ def any_method(walk: Walk, it: MethodCalled) -> Value:
     value = externals.call_unknown(walk, it.receiver, it)
     if value.kind != "wrapped":
         value.taints = taints_of_method(it, it.receiver.taints | value.taints)
+    match it.node.func:
+        case ast.Attribute(ast.Attribute(ast.Name("self")) as field, name):
+            if re.fullmatch("[a-z]+_", name) and name not in _HARMLESS_IN_PLACE:
+                changed = unknown(it.receiver.name, it.receiver.taints | it.taints)
+                walk.assign(field, changed, how="update")  # A tensor, in place.
     return value
 
 

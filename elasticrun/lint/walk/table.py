@@ -152,7 +152,9 @@ _FUNCTIONS = _table(
         torch.save torch.jit.save numpy.save numpy.savez numpy.savetxt json.dump
         pickle.dump yaml.dump joblib.dump safetensors.torch.save_file
         safetensors.torch.save_model torchvision.utils.save_image
-        torch.distributed.checkpoint.save
+        torch.distributed.checkpoint.save numpy.savez_compressed torchaudio.save
+        matplotlib.pyplot.savefig matplotlib.pyplot.imsave cv2.imwrite
+        imageio.imwrite soundfile.write scipy.io.wavfile.write
     """),
     (Row("unfixed", taint="time"), """
         time.time time.time_ns time.monotonic time.perf_counter time.process_time
