@@ -103,3 +103,17 @@ def test_loaders_of_other_files_are_in_no_patch(project: Path) -> None:
     assert [each.name for each in result.patched] == ["train.py"]
     messages = [each.message for each in result.findings if each.path == "data.py"]
     assert messages[-1].endswith("whose batch_size is that of all replicas together")
+
+
+def test_a_loop_over_a_generator_of_another_file_is_named_where_it_stands(
+    project: Path,
+) -> None:
+    generator = "def logged(loader):\n    for x in loader:\n        yield x\n"
+    (project / "logs.py").write_text(generator)
+    loop = "for i, x in enumerate(logged(train)):\n    writer.add_scalar('x', x, i)\n"
+    (project / "run.py").write_text(
+        "import torch\nfrom elasticrun import AdaptiveDataLoader\n"
+        "from torch.utils.tensorboard import SummaryWriter\nfrom logs import logged\n"
+        f"train = AdaptiveDataLoader(range(9), 3)\nwriter = SummaryWriter()\n{loop}"
+    )
+    assert ("run.py", 7, "ER304") in found_in(["run.py", "logs.py"])

@@ -257,6 +257,7 @@ def _generator(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
         # The body belongs to the loop's function, not to the generator's.
         active, walk.active = walk.active, walk.active[:-1]
         with walk.inside(frame), _turn(walk, leaving):
+            walk.step(node)  # in the file of the loop
             body(element)
         walk.active = active
 
