@@ -78,12 +78,17 @@ def flow_to(place: ValuePlace) -> Sink:
 
 
 class Read(NamedTuple):
-    """One reading of a place."""
+    """One reading of a place.
+
+    Attributes:
+        guards: The tests around it: those of its step, and those in its statement.
+    """
 
     place: ValuePlace
     at: ast.AST
     sink: Sink
     step: Step
+    guards: tuple[Guard, ...]
 
 
 class Write(NamedTuple):

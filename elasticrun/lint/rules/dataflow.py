@@ -154,12 +154,13 @@ class Dataflow:
             ):
                 fresh.append((step.number, tests))
 
-        def is_old(step: Step) -> bool:
-            known = _steady_tests(step.guards, changed) if fresh else set()
-            return not any(n < step.number and tests <= known for n, tests in fresh)
+        def is_old(read: Read) -> bool:
+            known = _steady_tests(read.guards, changed) if fresh else set()
+            number = read.step.number
+            return not any(n < number and tests <= known for n, tests in fresh)
 
         reads = (each for each in self.reads[place] if each.step in exposed)
-        return [r for r in reads if r.step not in turns.inside or is_old(r.step)]
+        return [e for e in reads if e.step not in turns.inside or is_old(e)]
 
     def first_writes(self, loop: DataLoop, hows: tuple[str, ...]) -> Iterator[Write]:
         """Yield for each plain place its first such write in a loop's body."""

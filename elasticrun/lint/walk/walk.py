@@ -217,7 +217,7 @@ class Walk:
     # What is noted.
 
     def read(self, place: ValuePlace, at: ast.AST) -> None:
-        self.current.reads.append(Read(place, at, self.sink, self.current))
+        self.current.reads.append(Read(place, at, self.sink, self.current, self.guards))
 
     def write(
         self, place: ValuePlace, at: ast.AST, how: str, value: Value | None, name: str
