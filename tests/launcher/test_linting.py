@@ -40,7 +40,9 @@ def test_errors_and_warnings_are_shown(
     line = SCRIPT.splitlines().index('        with open("log.csv", "a") as file:') + 1
     warning = f"elasticrun: warning: {script}:{line}:14: ER104 file appended in zone B"
     assert (warning in job.events) == (not options)
-    assert (f"warning: {script}:2:5: ER113 open above" in job.events) == (not options)
+    assert (f"warning: {script}:2:5: ER113 open before the job" in job.events) == (
+        not options
+    )
     assert ("`elasticrun rule ER104 ER113` explains" in job.events) == (not options)
 
 
