@@ -50,13 +50,18 @@ def said(text: str) -> str:
             "range(1, a if b else c)",
             "elasticrun.remaining_epochs_until((a if b else c) - 1, start=1)",
         ),
+        ("range(5, n)", "elasticrun.remaining_epochs_until(n - 5, start=5)"),
+        (
+            "range(begun, n)",
+            "elasticrun.remaining_epochs_until(n - begun, start=begun)",
+        ),
         ("tqdm(range(n), 'x')", "tqdm(elasticrun.remaining_epochs_until(n), 'x')"),
         ("range(\n    n\n)", "elasticrun.remaining_epochs_until(n)"),
         *(
             (same, same)
             for same in (
-                "range(begun, n)",
-                "range(5, n)",
+                "range(len(done), n)",
+                "range(0.5, n)",
                 "range(0, n, 2)",
                 "range(*given)",
                 "self.range()",
@@ -84,13 +89,26 @@ def test_a_loop_is_one_over_epochs_by_its_name_too() -> None:
         assert f"in elasticrun.remaining_{what}_until(9)" in new
 
 
-def test_steps_count_from_0() -> None:
+@pytest.mark.parametrize("begun", ["begun", "args.begun"])
+def test_a_loop_begins_after_a_restart_where_it_did(begun: str) -> None:
+    new = convert(f"{HEAD}for epoch in range({begun}, n):\n{FIT}")
+    kept = f'{begun} = elasticrun.Variables(value={begun}, name="begun").value\n'
+    until = f"elasticrun.remaining_epochs_until(n - {begun}, start={begun})"
+    assert f"{kept}for epoch in {until}:\n{FIT}" in new
+    assert not lint_text(new).findings
+
+
+def test_where_a_loop_begins_is_kept_only_if_it_is_converted() -> None:
+    text = f"{HEAD}for epoch in range(begun, n):\n{FIT}{EPOCHS}"
+    assert "Variables" not in convert(text)
+
+
+def test_steps_count_from_anything() -> None:
     step = "    net(draw()).sum().backward()\n    optimizer.step()\n"
     text = f"{HEAD}for i in {{}}:\n{step}"
     assert "in elasticrun.remaining_steps_until(9):" in convert(text.format("range(9)"))
-    begun = text.format("range(1, n + 1)")
-    assert "in range(1, n + 1):" in convert(begun)
-    assert "`elasticrun.remaining_steps_until`, which counts from 0" in said(begun)
+    new = convert(text.format("range(1, n + 1)"))
+    assert "in elasticrun.remaining_steps_until(n, start=1):" in new
 
 
 INNER = "for i in range(5): net(x).sum().backward()"
@@ -234,6 +252,33 @@ STEP = "torch.optim.lr_scheduler.StepLR(opt, 1)"
         ("net = Net()\nopt = AdamW([{'params': net.parameters()}])", "net, opt"),
         ("net = Net()\nopt = Adam(filter(f, net.parameters()))", "net, opt"),
         (f"net = Net().cuda()\nif x:\n  net = net.half()\nopt = {SGD}", "net, opt"),
+        (
+            (
+                "net = Net()\nnamed = list(net.named_parameters())\n"
+                "groups = [{'params': [p for n, p in named if 'bias' not in n]}]\n"
+                "groups.append({'params': [p for n, p in named if 'bias' in n]})\n"
+                "opt = AdamW(groups, lr=0.1)"
+            ),
+            "net, opt",
+        ),
+        (
+            (
+                "net = Net()\nkept, other = [], []\n"
+                "for n, p in net.named_parameters():\n"
+                "    if n.endswith('bias'): kept.append(p)\n"
+                "    else: other.append(p)\n"
+                "opt = SGD([{'params': kept}, {'params': other}], lr=0.1)"
+            ),
+            "net, opt",
+        ),
+        (
+            (
+                f"net = Net()\nopt = {SGD}\nif again:\n"
+                "    net.load_state_dict(torch.load('a'))"
+            ),
+            "net, opt",
+        ),
+        (f"net = Net()\nopt = {SGD}\nopt.load_state_dict(torch.load('a'))", "net, opt"),
         (f"def f(net): g(net)\nnet = Net(); opt = {SGD}", "net, opt"),
         (f"net = Net()\nprint(net)\nopt = {SGD}", "net, opt"),
     ],
@@ -267,6 +312,17 @@ def test_a_model_of_a_trainer_is_wrapped() -> None:
         ("opts.net = SGD(net.parameters())", "(model, optimizer)"),
         ("opts = [SGD(net.parameters())]", "(model, optimizer)"),
         ("opt = SGD(groups, lr=0.1)", "(model, opt)"),
+        *(
+            (f"net, b = Net(), Net()\n{made}\nopt = SGD(groups)", "(model, opt)")
+            for made in (
+                "groups = [*net.parameters()]\ngroups.append(b.parameters())",
+                "groups = [*net.parameters(), *parameters_of(b)]",
+                "groups = [*net.parameters()]\nadd(groups)",
+                "groups = [*net.parameters()]\ngroups += b.parameters()",
+                "groups = [*net.parameters()]\nfor p in b.parameters(): groups += p",
+                "groups = [*net.parameters()]\ndef f(): groups.append(b.w)",
+            )
+        ),
         ("opt = SGD([*a.parameters(), *b.parameters()])", "(model, opt)"),
         ("opt = SGD(net.head.parameters())", "(model, opt)"),
         ("self.opt = SGD(self.net.parameters())", "(self.net, self.opt)"),

@@ -335,6 +335,30 @@ def test_values_that_live_over_epochs_are_kept(begun: str, text: str, new: str) 
     assert not codes & {"ER301", "ER302", "ER311"}
 
 
+LINE = 'n = elasticrun.Variables(value=n, name="n")'
+
+
+@pytest.mark.parametrize(
+    ("begun", "text", "new"),
+    [
+        ("n = other = 0", "n += 1", (LINE, "n.value += 1")),
+        ("n: int = 0", "n += 1", (LINE, "n.value += 1")),
+        ("n = 0\nif f(): n = torch.load('a')['n']", "n += 1", (LINE, "n.value += 1")),
+        (
+            "n = 0\nif f():\n    state = torch.load('a')\n    n, m = divmod(state, 2)",
+            "if epoch > n: f()",
+            (f"{LINE}.value", "if epoch > n: f()"),
+        ),
+    ],
+)
+def test_values_of_a_checkpoint_of_its_own_are_kept(
+    begun: str, text: str, new: tuple[str, str]
+) -> None:
+    found = convert(in_epochs(text).replace("for epoch", f"{begun}\nfor epoch", 1))
+    assert f"{begun}\n{new[0]}\nfor epoch in" in found
+    assert f"\n    {new[1]}\n" in found
+
+
 @pytest.mark.parametrize(
     ("begun", "text"),
     [
@@ -346,15 +370,27 @@ def test_values_that_live_over_epochs_are_kept(begun: str, text: str, new: str) 
         ("best = 0", "print(best)\nfor best in range(3): pass"),
         ("best = f()", "best += 1"),
         ("best = []", "best += [1]"),
-        ("best = other = 0", "best += 1"),
-        ("best: int = 0", "best += 1"),
-        ("best = 0\nbest = 1", "best += 1"),
+        ("for best in range(3): pass", "best += 1"),
+        ("best = 0\nif f(): best = g()", "best += 1"),  # no checkpoint of its own
         ("if f():\n    best = 0", "best += 1"),
         ("best = 0", "try: f()\nexcept E: best += 1"),
         ("best = 0", "while f(): best += 1"),
         ("best = 0\ndef f(): return best", "best += 1"),
         ("best = 0\ndef f():\n    global best\n    best = 1", "best += 1"),
         ("best = 0", "for i, x in enumerate(loader, 1): best += i"),
+        ("best = 0\nif f(): best = 1", "if epoch > best: f()"),
+        ("if f(): best = torch.load('a')", "f(best)"),
+        ("for x in y:\n    if f(): best = torch.load('a')", "best += 1"),
+        *(
+            (
+                "best = 0",
+                (
+                    f"for x, y in loader:\n    if y.sum() > 0: {leaves}\n"
+                    "    net(x).sum().backward()\n    best += 1"
+                ),
+            )
+            for leaves in ("continue", "break")
+        ),
         ("best = 0", "with torch.no_grad():\n    for x, y in valid: best += 1"),
         ("best = 0", "for x, y in loader:\n    if y.sum() > 0: best += 1"),
         ("best = 0", "import other\nbest += other.number"),
@@ -459,6 +495,17 @@ STEP = "    net(draw()).sum().backward()\n    optimizer.step()\n"
             f"i = 0\nwhile i < n:\n{FIT}    i += 1\n",
             f"for i in elasticrun.remaining_epochs_until(n):\n{FIT}",
         ),
+        (
+            f"i = 1\nwhile i < n:\n{STEP}    i += 1\n",
+            "for i in elasticrun.remaining_steps_until(n - 1, start=1):\n",
+        ),
+        (
+            f"i = 0\nif f(): i = torch.load('a')\nwhile i < n:\n{STEP}    i += 1\n",
+            (
+                'i = elasticrun.Variables(value=i, name="i").value\n'
+                "for i in elasticrun.remaining_steps_until(n - i, start=i):\n"
+            ),
+        ),
         ("i = 0\nwhile i < 9: net(draw()).sum().backward(); i += 1\n", "until(9): net"),
     ],
 )
@@ -472,7 +519,6 @@ def test_a_loop_that_counts_by_hand(text: str, new: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        f"i = 1\nwhile i < n:\n{STEP}    i += 1\n",
         f"i = 0\nwhile i <= n:\n{STEP}    i += 1\n",
         f"i = 0\nwhile i < n:\n{STEP}    i += 2\n",
         f"i = 0\nwhile i < n:\n    i += 1\n{STEP}",

@@ -10,7 +10,7 @@ from elasticrun.lint.editing import Edit, ends_its_line
 from elasticrun.lint.finding import Finding, Rule, place_of
 from elasticrun.lint.naming import last_name, named
 from elasticrun.lint.project import Module
-from elasticrun.lint.rules.keeping import Kept, counted, files
+from elasticrun.lint.rules.keeping import AGAIN, Kept, counted, files, keeping, until
 from elasticrun.lint.rules.summing import BARS, Loaders, below, sums
 from elasticrun.lint.rules.wrapping import is_optimizer, wrappings
 from elasticrun.lint.script import Loop, Script
@@ -161,7 +161,7 @@ def _loops(script: Script, outermost: dict[Loop, set[ast.AST]]) -> Iterator[Edit
         else:
             others.append(Edit(head, _OTHER_LOOP))
     for head, what, loop in counting:
-        edit = _until(head, what)
+        edit, *kept = _until(head, what, loop)
         is_alone = [each[1] for each in counting].count(what) == 1
         if not (is_alone and script.runs_once(loop)):
             why = f"{edit.why}; all such loops of a job count on from one another"
@@ -169,6 +169,7 @@ def _loops(script: Script, outermost: dict[Loop, set[ast.AST]]) -> Iterator[Edit
         if not any(map(_is_backward_pass, outermost[loop])):
             edit = edit._replace(why=f"if this trains, {edit.why}", is_certain=False)
         yield edit
+        yield from (each._replace(is_certain=edit.is_certain) for each in kept)
     if not counting:
         yield from _by_hand(script, outermost) or others
 
@@ -176,7 +177,7 @@ def _loops(script: Script, outermost: dict[Loop, set[ast.AST]]) -> Iterator[Edit
 def _by_hand(script: Script, outermost: dict[Loop, set[ast.AST]]) -> list[Edit]:
     """Return what becomes of the only loop, if that is a `while` that counts."""
     [loop, *others] = outermost
-    if others or not isinstance(loop, ast.While):
+    if others or not isinstance(loop, ast.While) or not script.runs_once(loop):
         return []
     return counted(script, loop, _what_counts(script, loop, outermost[loop]))
 
@@ -194,32 +195,19 @@ def _says_epochs(loop: Loop) -> bool:
     return "epoch" in (ast.unparse(loop.target) + ast.unparse(loop.iter)).lower()
 
 
-def _until(counts: ast.Call, what: str) -> Edit:
-    """Return the edit of `range(...)`, which counts epochs or steps."""
-    why = f"a restart would begin with the first of these {what} again"
-    new = f"elasticrun.remaining_{what}_until"
+def _until(counts: ast.Call, what: str, loop: Loop) -> list[Edit]:
+    """Return the edits of `range(...)`, which counts epochs or steps."""
     *begin, end = counts.args[:2]
-    start = ast.unparse(begin[0]) if begin else "0"
-    if len(counts.args) > 2 or (start.isdigit() and start not in ("0", "1")):
-        return Edit(counts, f"{why}: count them one by one from 0, with `{new}`")
-    if start == "1" and what == "steps":
-        return Edit(counts, f"{why}: write `{new}`, which counts from 0")
-    until = ast.unparse(_less_one(end) if start == "1" else end)
-    new += f"({until}, start=1)" if start == "1" else f"({until})"
-    is_certain = start in ("0", "1")
-    beside = "" if is_certain else f", which begins where it must without `{start}`"
-    return Edit(counts, f"{why}: write `{new}`{beside}", new, is_certain)
-
-
-def _less_one(number: ast.expr) -> ast.expr:
-    match number:
-        case ast.BinOp(rest, ast.Add(), ast.Constant(1)):
-            return rest
-        case ast.BinOp(ast.Constant(1), ast.Add(), rest):
-            return rest
-        case ast.Constant(int(value)):
-            return ast.Constant(value - 1)
-    return ast.BinOp(number, ast.Sub(), ast.Constant(1))
+    start = begin[0] if begin else ast.Constant(0)
+    kept = keeping(loop, start)
+    if len(counts.args) > 2 or kept is None:
+        new = f"elasticrun.remaining_{what}_until"
+        return [Edit(counts, f"{AGAIN.format(what)}: count one by one, with `{new}`")]
+    new = until(what, start, end)
+    why = f"{AGAIN.format(what)}: write `{new}`"
+    if kept:
+        why += f", and keep where that begins, `{kept[0].text}`"
+    return [Edit(counts, why, new), *kept]
 
 
 def _is_range(call: ast.Call) -> bool:

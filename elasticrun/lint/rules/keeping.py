@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 
@@ -11,7 +12,44 @@ from elasticrun.lint.naming import last_name, named
 from elasticrun.lint.rules.summing import Loaders, has_backward_pass
 from elasticrun.lint.script import Loop, Name, Script, is_stored
 
-# Loops that count by hand.
+AGAIN = "a restart would begin with the first of these {} again"
+
+# Loops that count.
+
+
+def until(what: str, start: ast.expr, end: ast.expr) -> str:
+    """Return what counts epochs or steps from one number to another."""
+    match ast.unparse(start), end:
+        case "0", _:
+            return f"elasticrun.remaining_{what}_until({ast.unparse(end)})"
+        case "1", ast.BinOp(rest, ast.Add(), ast.Constant(1)):
+            number = rest
+        case "1", ast.BinOp(ast.Constant(1), ast.Add(), rest):
+            number = rest
+        case _, ast.Constant(int(last)) if isinstance(start, ast.Constant):
+            number = ast.Constant(last - int(ast.unparse(start)))
+        case _:
+            number = ast.BinOp(end, ast.Sub(), start)
+    new = f"elasticrun.remaining_{what}_until({ast.unparse(number)}"
+    return f"{new}, start={ast.unparse(start)})"
+
+
+def keeping(loop: Loop, start: ast.expr) -> list[Edit] | None:
+    """Return what lets a loop begin with the same number after each restart.
+
+    The number is that of the first start, whatever the script finds then, as a file
+    that it has written itself. None if the number has no name.
+    """
+    if isinstance(start, ast.Constant):
+        return [] if isinstance(start.value, int) else None
+    name = ast.unparse(start)
+    if not re.fullmatch(r"(\w+\.)*\w+", name):
+        return None
+    return [Edit(loop, "", f"{name} = {_variables(name)}.value", place="before")]
+
+
+def _variables(name: str) -> str:
+    return f'elasticrun.Variables(value={name}, name="{name.split(".")[-1]}")'
 
 
 def counted(script: Script, loop: ast.While, what: str) -> list[Edit]:
@@ -21,15 +59,16 @@ def counted(script: Script, loop: ast.While, what: str) -> list[Edit]:
             mentions = script.mentions(name, script.scope(loop))
         case _:
             return []
+    inside = script.reached([loop])
     stores = [each for each in mentions if is_stored(each)]
+    early = [each for each in stores if each not in inside]
     *body, last = loop.body
     is_counter = (
-        len(stores) == 2
+        len(stores) == len(early) + 1
+        and bool(early)
         and ast.unparse(last) == f"{name} += 1"
-        and _begun(script, stores[0], loop) == "0"
         and not any(e.lineno > (loop.end_lineno or 0) for e in mentions)
     )
-    inside = script.reached([loop])
     changed = {ast.unparse(each) for each in inside if is_stored(each)}
     is_fixed = not any(
         isinstance(e, ast.Call | ast.Subscript) or ast.unparse(e) in changed
@@ -40,15 +79,18 @@ def counted(script: Script, loop: ast.While, what: str) -> list[Edit]:
     )
     if not is_counter or not is_fixed or goes_on or not body or loop.orelse:
         return []
-    call = f"elasticrun.remaining_{what}_until({ast.unparse(end)})"
+    begun = _begun(script, early[0], loop) if len(early) == 1 else ""
+    start = ast.Constant(int(begun)) if begun.isdigit() else ast.Name(name)
+    call = until(what, start, end)
     head = f"for {name} in {call}"
-    why = f"a restart would begin with the first of these {what} again: write `{head}`"
+    why = f"{AGAIN.format(what)}: write `{head}`"
     word = ast.copy_location(ast.Name("while"), loop)
     word.end_lineno, word.end_col_offset = loop.lineno, loop.col_offset + len("while")
     return [
         Edit(loop, why, f"{head}: pass", is_certain=False),
         Edit(word, "", f"for {name} in"),
         Edit(loop.test, "", call),
+        *(keeping(loop, start) or ()),
         *([Edit(last, "")] if script.has_own_lines(last) else []),
     ]
 
@@ -67,6 +109,7 @@ def _begun(script: Script, name: ast.Name, loop: Loop) -> str:
 
 # Values that live over epochs.
 
+_JUMPS = ast.Continue | ast.Break | ast.Return | ast.Raise
 _SAME_CALLS = named("min max abs round float int bool sum len")
 
 
@@ -92,34 +135,58 @@ class Kept:
     def edits(self) -> Iterator[Edit]:
         """Yield what makes Variables of them."""
         every = [each for loop in self._counting for each in self._candidates(loop)]
-        kept = [each for each in every if self._is_same_name(each[0].id)]
-        for first, *others in kept:
+        kept = [each for each in every if self._is_same_name(each[1][0].id)]
+        for loop, (first, *others) in kept:
+            late = [each for each in others if each.lineno > loop.lineno]
             value = self._script.assigned(first)
-            assert value is not None
-            yield inserted(value, "elasticrun.Variables(value=", behind=False)
-            label = f', name="{first.id}"' if len(kept) > 1 else ""
-            yield inserted(value, f"{label})", behind=True)
-            for each in others:
+            is_only = not any(is_stored(e) and e not in late for e in others)
+            if value and is_only and _begun(self._script, first, loop):
+                label = f', name="{first.id}"' if len(kept) > 1 else ""
+                yield inserted(value, "elasticrun.Variables(value=", behind=False)
+                yield inserted(value, f"{label})", behind=True)
+                late = others
+            else:
+                is_fixed = not any(map(is_stored, late))
+                late = [] if is_fixed else late
+                line = f"{first.id} = {_variables(first.id)}{'.value' * is_fixed}"
+                yield Edit(loop, "", line, place="before")
+            for each in late:
                 yield inserted(each, ".value", behind=True)
 
-    def _candidates(self, loop: Loop) -> Iterator[list[ast.Name]]:
+    def _candidates(self, loop: Loop) -> Iterator[tuple[Loop, list[ast.Name]]]:
         """Yield where each name stands that may be kept, first where it begins."""
         inside = set(ast.walk(loop))
-        names = {e.id for e in inside if isinstance(e, ast.Name) and is_stored(e)}
-        if isinstance(loop, ast.While):  # Which counts by itself then.
-            names -= {ast.unparse(each) for each in ast.walk(loop.test)}
-        for name in sorted(names):
+        head = loop.test if isinstance(loop, ast.While) else loop.iter
+        counters = {ast.unparse(each) for each in ast.walk(head)}  # by themselves
+        names = {e.id for e in inside if isinstance(e, ast.Name)}
+        for name in sorted(names - counters):
             mentions = self._script.mentions(name, self._script.scope(loop))
             stores = [e for e in mentions if not isinstance(e.ctx, ast.Load)]
+            early = [e for e in stores if e not in inside]
             if (
-                mentions
+                early
                 and stores[0] is mentions[0]
-                and _is_constant(_begun(self._script, stores[0], loop))
-                and inside.issuperset(stores[1:])
-                and _is_read_first(loop, inside.intersection(mentions))
+                and self._script.statement(early[0]) in self._script.body_of(loop)
+                and _is_constant(self._script.assigned(early[0]))
+                and all(e.lineno < loop.lineno for e in early)
+                and not any(map(self._script.loop, early))
+                and (
+                    _is_read_first(loop, inside.intersection(mentions))
+                    if early != stores
+                    else any(map(self._is_loaded, early))
+                )
                 and all(map(self._can_grow, mentions[1:]))
             ):
-                yield mentions
+                yield loop, mentions
+
+    def _is_loaded(self, store: Name) -> bool:
+        """Return whether a branch that loads an own checkpoint stores a name."""
+        return not self._script.loop(store) and any(
+            isinstance(node, ast.Call) and self._script.origin(node.func) in _READERS
+            for branch in self._script.above(store)
+            if isinstance(branch, ast.If)
+            for node in ast.walk(branch)
+        )
 
     def _can_grow(self, name: ast.Name) -> bool:
         """Return whether `.value` can be written behind a name."""
@@ -147,7 +214,8 @@ class Kept:
 
     def _is_same_store(self, store: Name) -> bool:
         around = self._script.parents[store]
-        if around in self._counting or store in self._summed:
+        is_counter = around in self._counting or store in self._summed
+        if is_counter or self._is_loaded(store):
             return True
         loop = self._script.parents[around]
         if loop in self._loaders.loops and isinstance(around, ast.Tuple):
@@ -163,7 +231,13 @@ class Kept:
         if isinstance(node, ast.If):
             return self._is_same(node.test)
         if isinstance(node, ast.For) and node in self._loaders.loops:
-            return has_backward_pass(self._script, node)
+            jumps = (e for e in ast.walk(node) if isinstance(e, _JUMPS))
+            return has_backward_pass(self._script, node) and all(
+                self._is_same(e.test)
+                for jump in jumps
+                for e in self._script.above(jump)
+                if isinstance(e, ast.If) and e in set(ast.walk(node))
+            )
         is_other = isinstance(node, ast.For | ast.While | ast.Try)
         return not is_other or node in self._counting
 
@@ -209,10 +283,11 @@ def _is_read_first(loop: Loop, mentions: set[ast.AST]) -> bool:
     return False
 
 
-def _is_constant(text: str) -> bool:
-    """Return whether a text is a number, or None."""
+def _is_constant(node: ast.expr | None) -> bool:
+    """Return whether an expression is a number, or None."""
+    text = ast.unparse(node).replace("float('inf')", "1e999") if node else ""
     try:
-        value = ast.literal_eval(text.replace("float('inf')", "1e999"))
+        value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return False
     return value is None or isinstance(value, int | float)

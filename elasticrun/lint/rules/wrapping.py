@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from elasticrun.lint.editing import Edit, ends_its_line
 from elasticrun.lint.naming import last_name, named
-from elasticrun.lint.script import Script, is_stored
+from elasticrun.lint.script import Loop, Script, is_stored
 
 _OPTIMIZERS = named(
     "SGD Adam AdamW Adagrad Adadelta Adamax NAdam RAdam RMSprop Rprop ASGD SparseAdam "
@@ -18,6 +18,10 @@ _OPTIMIZERS = named(
 )
 _WRAPPERS = named("DistributedDataParallel DDP DataParallel")
 _MOVING = named("to cuda cpu half float double bfloat16 compile")
+_GROUPING = named("""
+    parameters named_parameters list filter dict set any all id len requires_grad
+    append extend items keys values startswith endswith lower print
+""")
 _NAME = r"(self\.)?(?!self\b)\w+"
 _WHY = "in no checkpoint, and no gradient is averaged"
 
@@ -44,7 +48,7 @@ def wrappings(script: Script, in_loops: set[ast.AST]) -> Iterator[Edit]:
         why = "AdaptiveDataParallel averages gradients: give it the bare module"
         yield Edit(call, why, ast.unparse(call.args[0]), is_certain=False)
     optimizers = [
-        _made(script, call, _model_of(call))
+        _made(script, call, _model_of(script, call))
         for call in calls
         if is_optimizer(script, call)
     ]
@@ -62,6 +66,7 @@ def wrappings(script: Script, in_loops: set[ast.AST]) -> Iterator[Edit]:
         name = model.split(".")[-1] if len(set(models)) > 1 else ""
         new = _wrapped(model, trained, [each for each in own if each.name], name)
         last = max((*trained, *own), key=lambda made: made.statement.lineno).statement
+        last = _resumed(script, {model, *(e.name for e in (*trained, *own))}, last)
         is_certain = (
             not ready
             and models.count(model) == 1
@@ -81,22 +86,51 @@ def is_optimizer(script: Script, node: ast.AST) -> bool:
     return (
         last_name(node.func) in _OPTIMIZERS
         or re.search(r"\boptim\.[A-Z]\w*$", name) is not None
-        or ("optim" in name.lower() and bool(_model_of(node)))
+        or ("optim" in name.lower() and bool(_model_of(script, node)))
     )
 
 
-def _model_of(call: ast.Call) -> str:
+def _model_of(script: Script, call: ast.Call) -> str:
     """Return what an optimizer is given parameters of, if that is one with a name."""
     given = call.args[:1] or [e.value for e in call.keywords if e.arg == "params"]
-    owners = {
+    owners = _owners(given) or _owners(_behind_names(script, given))
+    owner = owners.pop() if len(owners) == 1 else ""
+    return owner if re.fullmatch(_NAME, owner) else ""
+
+
+def _owners(given: Iterable[ast.AST]) -> set[str]:
+    return {
         ast.unparse(each.value)
         for part in given
         for each in ast.walk(part)
         if isinstance(each, ast.Attribute)
         and each.attr in ("parameters", "named_parameters")
     }
-    owner = owners.pop() if len(owners) == 1 else ""
-    return owner if re.fullmatch(_NAME, owner) else ""
+
+
+def _behind_names(script: Script, given: Iterable[ast.AST]) -> list[ast.AST]:
+    """Return all statements that store or change the names in some expressions.
+
+    Nothing, if one of them calls what may give parameters that are not seen there.
+    """
+    found, names = list(given), set[str]()
+    made = script.statement(found[0]) if found else None
+    for part in found:  # which grows
+        for each in ast.walk(part):
+            is_base = isinstance(script.parents[each], ast.Attribute)
+            if isinstance(each, ast.Name) and not is_base and each.id not in names:
+                names.add(each.id)
+                mentions = script.mentions(each.id, script.scope(each))
+                changed = (e for e in mentions if _may_change(script, e))
+                found += [e for e in map(script.statement, changed) if e is not made]
+            elif isinstance(each, ast.Call) and last_name(each.func) not in _GROUPING:
+                return []
+    return found
+
+
+def _may_change(script: Script, name: ast.Name) -> bool:
+    around = script.parents[name]
+    return is_stored(name) or isinstance(around, ast.Attribute | ast.Call)
 
 
 def _scheduled(script: Script, call: ast.Call) -> str:
@@ -129,6 +163,24 @@ def _wrapped(
         given += names if len(names) < 2 else [f"[{', '.join(names)}]"]
     given += [f'name="{name}"'] if name else []
     return f"{model} = elasticrun.AdaptiveDataParallel({', '.join(given)})"
+
+
+def _resumed(script: Script, names: set[str], last: ast.stmt) -> ast.stmt:
+    """Return the last statement of a body that loads a state into one of some names.
+
+    What a script loads itself behind AdaptiveDataParallel, it has after a restart too.
+    """
+    body = script.body_of(last)
+    loading = [
+        each
+        for each in body[body.index(last) :]
+        if isinstance(each, ast.stmt)
+        if not isinstance(each, Loop | ast.FunctionDef | ast.ClassDef)
+        for node in ast.walk(each)
+        if isinstance(node, ast.Attribute) and node.attr == "load_state_dict"
+        if ast.unparse(node.value) in names
+    ]
+    return loading[-1] if loading else last
 
 
 def _is_certain(script: Script, model: str, made: list[_Made], last: ast.stmt) -> bool:
