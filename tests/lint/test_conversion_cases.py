@@ -306,6 +306,106 @@ def test_a_model_of_a_trainer_is_wrapped() -> None:
     assert new in convert(text)
 
 
+TRAINER = """\
+class Trainer:
+    def __init__(self, model):
+        self.net = model
+        self.opt = SGD(model.parameters())
+        self.mean = copy.deepcopy(model)
+        self.size = len(loader)
+    def run(self):
+        for epoch in range(9):
+            for x in loader: self.net(x).sum().backward(); f(self.mean)
+"""
+IN_TRAINER = """\
+        self.mean = copy.deepcopy(model)
+        elasticrun.register(mean=self.mean)
+        self.net = elasticrun.AdaptiveDataParallel(self.net, self.opt)
+        self.size = len(loader)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "is_wrapped"),
+    [
+        (f"{TRAINER}Trainer(Net()).run()\n", True),
+        (f"{TRAINER}net = Net()\nnet.cuda()\nprint(net)\nTrainer(net).run()\n", True),
+        (f"{TRAINER}net = Net()\nTrainer(net).run()\nnet(x)\n", False),
+        (f"{TRAINER}net = Net()\ndef f(): net(x)\nTrainer(net).run()\n", False),
+        (f"{TRAINER}Trainer(*given).run()\n", False),
+        (f"{TRAINER}Trainer(nets[0]).run()\n", False),
+        (TRAINER, False),  # Who knows where the model comes from?
+        (
+            f"{TRAINER}Trainer(Net()).run()\n".replace(
+                "= len(loader)", "= f(model)"
+            ),
+            False,
+        ),
+        (
+            f"{TRAINER}Trainer(Net()).run()\n".replace(
+                "= len(loader)", "= self.other = model"
+            ),
+            False,
+        ),
+    ],
+)  # fmt: skip
+def test_a_model_that_a_trainer_is_given_is_wrapped(
+    text: str, is_wrapped: bool
+) -> None:
+    new = convert(f"import copy\nimport torch\n{text}")
+    assert (IN_TRAINER in new) is is_wrapped
+    assert ("AdaptiveDataParallel" in new) is is_wrapped
+
+
+MEAN = """\
+class Mean:
+    def __init__(self, net): self.net = copy.deepcopy(net)
+    def state_dict(self): return self.net.state_dict()
+    def load_state_dict(self, state): self.net.load_state_dict(state)
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "is_kept"),
+    [
+        ("mean = copy.deepcopy(net)", True),
+        (f"{MEAN}mean = Mean(net)", True),
+        (f"{MEAN}mean = Mean(net)\nif x: mean.load_state_dict(torch.load('a'))", True),
+        ("other = copy.deepcopy(net)", False),  # which nothing changes
+        ("mean = copy.deepcopy(loader)", False),
+        (MEAN.replace("load_state_dict(self", "load(self") + "mean = Mean(net)", False),
+        (MEAN.replace("copy.deepcopy(net)", "net") + "mean = Mean(net)", False),
+    ],
+)
+def test_an_average_of_a_model_is_registered(made: str, is_kept: bool) -> None:
+    text = f"import copy\nimport torch\nnet = Net()\nopt = {SGD}\n{made}\n"
+    new = convert(text + EPOCHS + "    update(mean)\n")
+    registered = "elasticrun.register(mean=mean)"
+    lines = f"{registered}\nnet = elasticrun.AdaptiveDataParallel(net, opt)\n"
+    assert (f"{made}\n{lines}for epoch" in new) is is_kept
+    assert (registered in new) is is_kept
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        "def f(): net.load_state_dict(torch.load('a'))",
+        "other.load_state_dict(torch.load('a'))",
+        "net.load_state_dict",
+    ],
+)
+def test_a_model_is_wrapped_before_what_does_not_load_it(later: str) -> None:
+    made = f"import torch\nnet = Net()\nopt = {SGD}\n"
+    wrapped = "net = elasticrun.AdaptiveDataParallel(net, opt)\n"
+    if later != "net.load_state_dict":
+        assert f"{wrapped}{later}\n" in convert(f"{made}{later}\n{EPOCHS}")
+    behind = f"{EPOCHS}net.load_state_dict(torch.load('best'))\n"
+    assert f"{wrapped}for epoch" in convert(f"{made}{behind}")
+    fit = f"def fit():\n    {EPOCHS.replace(FIT, '    ' + FIT)}"
+    new = convert(f"{fit}{made}fit()\nnet.load_state_dict(torch.load('best'))\n")
+    assert f"{wrapped}fit()\n" in new
+
+
 @pytest.mark.parametrize(
     ("made", "message"),
     [

@@ -224,23 +224,9 @@ def test_a_criterion_says_what_it_makes_of_a_batch(
         (
             ("s = 0\nwith torch.no_grad():\n    for x, y in tqdm(valid):\n"
             "        s += (net(x) == y).sum().item()\nprint(s / len(valid.dataset))"),
-            ('valid = elasticrun.AdaptiveDataLoader(held_out, 64, even_batches=False)\n'
-            '|            sums["s"] += (net(x) == y).sum().item()\n'
+            ("held_out, 64)\n"
+            '|"s"] += (net(x) == y).sum().item() * (valid.num_valid > 0)\n'
             '        with sums.synchronized():\n            s = sums["s"]\n    print'),
-        ),
-        (
-            ("s = 0\nfor x, y in valid:\n    with torch.no_grad():\n"
-            "        s += (net(x) == y).sum().item()\nprint(s)"),
-            "held_out, 64, even_batches=False)",
-        ),
-        (
-            "s = 0\nfor x, y in valid:\n    s += (net(x) == y).sum().item()\nprint(s)",
-            "held_out, 64)\n|.item() * (valid.num_valid > 0)\n",
-        ),
-        (
-            ("s = 0\nwith torch.no_grad():\n    for x, y in valid:\n"
-            "        s += (net(x) == y).sum().item()\nprint(s)\nf(valid)"),
-            "held_out, 64)\n|.item() * (valid.num_valid > 0)\n",
         ),
     ],
 )  # fmt: skip
@@ -426,6 +412,14 @@ RANK = "if elasticrun.rank() == 0:\n"
             ),
         ),
         (
+            "torch.save({'a': net.sample(4)}, f'{epoch}')  # now\ntorch.save(net, 'a')",
+            (
+                f"    saved = {{'a': net.sample(4)}}\n    {RANK}"
+                "        torch.save(saved, f'{epoch}')  # now\n"
+                "        torch.save(net, 'a')\n"
+            ),
+        ),
+        (
             "if x: pass\nelse:\n\ttorch.save({'a': [1]}, 'a')  # all",
             f"    \t{RANK}    \t    torch.save({{'a': [1]}}, 'a')  # all\n",
         ),
@@ -450,8 +444,8 @@ def test_files_are_written_by_one_replica(text: str, new: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "torch.save(net.sample(4), 'a')",
-        "torch.save(net(x), 'a')",
+        "torch.save(net, f())",
+        "torch.save(await_(a := f()), 'a')",
         "torch.save((a := f), 'a')",
         "if x: torch.save(net, 'a')",
         "f(); torch.save(net, 'a')",
@@ -461,6 +455,7 @@ def test_files_are_written_by_one_replica(text: str, new: str) -> None:
         "torch.save(net, 'a')\nnet = torch.load('a')",
         "state = torch.load('a')\ntorch.save(net, 'a')",  # of the last epoch
         "def f(): torch.load('a')\ntorch.save(net, 'a')",
+        "def f(): torch.load('a')\nf()\ntorch.save(net, 'a')",
         "with open('a', 'a') as file: file.write('')",
         "with open('a', 'w') as file:\n    x = 1",
         "with open('a', 'wb') as file:\n    x = 1\n    torch.save(net, file)",
@@ -469,6 +464,14 @@ def test_files_are_written_by_one_replica(text: str, new: str) -> None:
 )
 def test_files_are_left_that_other_replicas_may_need(text: str) -> None:
     assert "rank()" not in convert(in_epochs(text))
+
+
+def test_a_file_may_be_read_before_the_training() -> None:
+    write = "def write():\n    torch.save(net, 'a')\n"
+    text = f"{write}def read(): return torch.load('a')\nprint(read())\n{EPOCHS}"
+    assert RANK in convert(f"{HEAD}{text}    write()\n")
+    assert RANK not in convert(f"{HEAD}{text}    write()\nread()\n")
+    assert RANK not in convert(f"{HEAD}{text}    read()\n    write()\n")
 
 
 # Loops that count by hand.
@@ -506,6 +509,10 @@ STEP = "    net(draw()).sum().backward()\n    optimizer.step()\n"
                 "for i in elasticrun.remaining_steps_until(n - i, start=i):\n"
             ),
         ),
+        (
+            f"i = 0\nwhile i < n:\n    i += 1\n{STEP}",
+            f"for i in elasticrun.remaining_steps_until(n):\n    i += 1\n{STEP}",
+        ),
         ("i = 0\nwhile i < 9: net(draw()).sum().backward(); i += 1\n", "until(9): net"),
     ],
 )
@@ -521,7 +528,7 @@ def test_a_loop_that_counts_by_hand(text: str, new: str) -> None:
     [
         f"i = 0\nwhile i <= n:\n{STEP}    i += 1\n",
         f"i = 0\nwhile i < n:\n{STEP}    i += 2\n",
-        f"i = 0\nwhile i < n:\n    i += 1\n{STEP}",
+        f"i = 0\nwhile i < n:\n    if f(): i += 1\n{STEP}",
         f"i = 0\nwhile i < n:\n{STEP}    if f(): i = 3\n    i += 1\n",
         f"i = 0\nwhile i < n:\n{STEP}    if f(): continue\n    i += 1\n",
         f"i = 0\nwhile i < n:\n{STEP}    n = f()\n    i += 1\n",
@@ -535,6 +542,45 @@ def test_a_loop_that_counts_by_hand(text: str, new: str) -> None:
 )
 def test_a_loop_is_left_that_does_not_just_count(text: str) -> None:
     assert "while i <" in convert(HEAD + text)
+
+
+COUNTING = """\
+class Fit:
+    def __init__(self): self.i = 0
+    def read(self): self.i = torch.load('a')
+    def run(self):
+        while self.i < n:
+            net(draw()).sum().backward()
+            self.i += 1
+            self.said()
+    def said(self): print(self.i)
+    def other(self): self.layer.i()
+Fit().run()
+"""
+
+
+def test_a_loop_may_count_in_an_attribute() -> None:
+    until = "elasticrun.remaining_steps_until(n - self.i, start=self.i)"
+    head = 'self.i = elasticrun.Variables(value=self.i, name="i").value'
+    new = convert(HEAD + COUNTING)
+    assert f"        {head}\n        for self.i in {until}:\n" in new
+    assert "            self.i += 1\n            self.said()\n" in new
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("self.layer.i()", "print(self.i)"),
+        ("Fit().run()", "fit = Fit()\nfit.run()\nprint(fit.i)"),
+        ("print(self.i)", "self.i = 0"),
+        ("self.i < n", "self.i < self.n()"),
+        ("self.i += 1", "self.i += 2"),
+        ("self.i = 0\n    def read(self): self.i = ", "pass; i = 0; i = "),
+    ],
+)  # fmt: skip
+def test_an_attribute_is_left_that_does_more_than_count(old: str, new: str) -> None:
+    assert old in COUNTING
+    assert "while self.i <" in convert(HEAD + COUNTING.replace(old, new))
 
 
 # All together.

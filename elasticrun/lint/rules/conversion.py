@@ -10,6 +10,7 @@ from elasticrun.lint.editing import Edit, ends_its_line
 from elasticrun.lint.finding import Finding, Rule, place_of
 from elasticrun.lint.naming import last_name, named
 from elasticrun.lint.project import Module
+from elasticrun.lint.rules.asking import Asked, asked_loops
 from elasticrun.lint.rules.keeping import AGAIN, Kept, counted, files, keeping, until
 from elasticrun.lint.rules.summing import BARS, Loaders, below, sums
 from elasticrun.lint.rules.wrapping import is_optimizer, wrappings
@@ -53,7 +54,18 @@ def edits_of(tree: ast.Module, text: str) -> list[Edit]:
         return []
     in_loops = set().union(*outermost.values())
     wraps = list(wrappings(script, in_loops))
-    edits = [*_loops(script, outermost), *_loaders(script, in_loops)]
+    made = [
+        e for e in script.nodes if isinstance(e, ast.Call) and _is_loader(script, e)
+    ]
+    training = in_loops.union(outermost)
+    asked = [
+        e for e in asked_loops(script, Loaders(script, made)) if e.loop in training
+    ]
+    loaders = list(_loaders(script, made, in_loops, asked))
+    changes = [edit for each in asked for edit in each.edits]
+    if not all(each.is_certain for each in loaders):
+        changes = [each._replace(is_certain=False) for each in changes]
+    edits = [*_loops(script, outermost, asked), *loaders, *changes]
     if not wraps or not all(each.text and each.is_certain for each in wraps):
         # They would go on with a model that is in no checkpoint, or has a share of the
         # samples and its own gradients.
@@ -63,20 +75,21 @@ def edits_of(tree: ast.Module, text: str) -> list[Edit]:
         # It starts its own replicas; what becomes of that is for the author to find.
         edits = [each._replace(is_certain=False) for each in edits]
     elif wraps and all(each.is_in_patch for each in wraps):  # as `edits` then are
-        edits += _uses(script, edits)
+        edits += _uses(script, edits, asked)
     if edits:
         edits.append(_import(tree, edits))
     return sorted(edits, key=lambda each: (each.node.lineno, each.node.col_offset))
 
 
-def _uses(script: Script, edits: list[Edit]) -> Iterator[Edit]:
+def _uses(script: Script, edits: list[Edit], asked: list[Asked]) -> Iterator[Edit]:
     """Yield what becomes of files, and of sums and values if all loops go on."""
     yield from files(script)
     if not all(each.is_in_patch or isinstance(each.node, ast.While) for each in edits):
         return
     calls = (script.parents[each.node] for each in edits if each.node in script.parents)
     made = [e for e in calls if isinstance(e, ast.Call)]
-    loaders = Loaders(script, (e for e in made if _is_loader(script.origin(e.func))))
+    loaders = Loaders(script, (each for each in made if _is_loader(script, each)))
+    loaders.loops |= {e.loop: ast.parse(e.over, mode="eval").body for e in asked}
     counting: dict[Loop, str] = {}
     for edit in edits:
         if "elasticrun.remaining_" in edit.text:
@@ -146,12 +159,14 @@ def _outermost_loops(script: Script) -> dict[Loop, set[ast.AST]]:
     return {each: inside for each, inside in trains.items() if each not in inner}
 
 
-def _loops(script: Script, outermost: dict[Loop, set[ast.AST]]) -> Iterator[Edit]:
+def _loops(
+    script: Script, outermost: dict[Loop, set[ast.AST]], asked: list[Asked]
+) -> Iterator[Edit]:
     """Yield what becomes of the loops that count; of others, if no loop counts."""
     counting: list[tuple[ast.Call, str, Loop]] = []
     others: list[Edit] = []
     for loop, inside in outermost.items():
-        if _is_over_batches(loop):
+        if _is_over_batches(loop) or loop in [each.loop for each in asked]:
             continue  # The loader itself goes on where it was.
         head = loop.test if isinstance(loop, ast.While) else below(loop.iter, BARS)
         if any(is_optimizer(script, each) for each in inside):
@@ -232,13 +247,10 @@ def _is_backward_pass(node: ast.AST) -> bool:
 # Loaders.
 
 
-def _loaders(script: Script, in_loops: set[ast.AST]) -> Iterator[Edit]:
-    made = [
-        each
-        for each in script.nodes
-        if isinstance(each, ast.Call) and _is_loader(script.origin(each.func))
-    ]
-    asked_at = _asked_at(script, made)
+def _loaders(
+    script: Script, made: list[ast.Call], in_loops: set[ast.AST], asked: list[Asked]
+) -> Iterator[Edit]:
+    asked_at = _asked_at(script, made, set().union(*(each.nodes for each in asked)))
     new = "elasticrun.AdaptiveDataLoader"
     for node in made:
         doubt = _doubt_about(script, node)
@@ -258,7 +270,8 @@ def _loaders(script: Script, in_loops: set[ast.AST]) -> Iterator[Edit]:
         yield Edit(node.func, why, new, is_certain=not doubt)
 
 
-def _is_loader(origin: str) -> bool:
+def _is_loader(script: Script, call: ast.Call) -> bool:
+    origin = script.origin(call.func)
     return origin.startswith("torch.utils.data.") and origin.endswith(".DataLoader")
 
 
@@ -288,12 +301,16 @@ def _names_sampler(node: ast.AST) -> bool:
     return name in ("sampler", "batch_sampler")
 
 
-def _asked_at(script: Script, loaders: list[ast.Call]) -> int:
-    """Return a line in which something else than a loop asks a loader, or 0."""
+def _asked_at(script: Script, loaders: list[ast.Call], known: set[ast.AST]) -> int:
+    """Return a line in which something else than a loop asks a loader, or 0.
+
+    Args:
+        known: What asks one, and becomes a loop.
+    """
     parents = (script.parents[each] for each in loaders)
     targets = (each for p in parents for each in getattr(p, "targets", ()))
     names = {ast.unparse(each) for each in targets}
-    for node in script.nodes:
+    for node in (each for each in script.nodes if each not in known):
         for each in map(ast.unparse, _asked_by_hand(node)):
             if each in names or re.search(r"(?i)loader|(^|_)dl$", each):
                 return getattr(node, "lineno", 0)

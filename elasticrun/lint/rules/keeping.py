@@ -53,22 +53,16 @@ def _variables(name: str) -> str:
 
 
 def counted(script: Script, loop: ast.While, what: str) -> list[Edit]:
-    """Return what becomes of `while i < n`, if each turn ends with `i += 1`."""
+    """Return what becomes of `while i < n`, if each turn has one `i += 1`."""
     match loop.test:
-        case ast.Compare(ast.Name(name), [ast.Lt()], [end]):
-            mentions = script.mentions(name, script.scope(loop))
+        case ast.Compare(ast.Name() | ast.Attribute() as counter, [ast.Lt()], [end]):
+            name = ast.unparse(counter)
         case _:
             return []
     inside = script.reached([loop])
-    stores = [each for each in mentions if is_stored(each)]
+    stores, reads = _stores_and_reads(script, loop, counter)
     early = [each for each in stores if each not in inside]
-    *body, last = loop.body
-    is_counter = (
-        len(stores) == len(early) + 1
-        and bool(early)
-        and ast.unparse(last) == f"{name} += 1"
-        and not any(e.lineno > (loop.end_lineno or 0) for e in mentions)
-    )
+    steps = [each for each in loop.body if ast.unparse(each) == f"{name} += 1"]
     changed = {ast.unparse(each) for each in inside if is_stored(each)}
     is_fixed = not any(
         isinstance(e, ast.Call | ast.Subscript) or ast.unparse(e) in changed
@@ -77,25 +71,48 @@ def counted(script: Script, loop: ast.While, what: str) -> list[Edit]:
     goes_on = any(
         isinstance(e, ast.Continue) and script.loop(e) is loop for e in inside
     )
-    if not is_counter or not is_fixed or goes_on or not body or loop.orelse:
+    is_counter = early and len(stores) == len(early) + 1 and reads <= inside and steps
+    if not is_counter or not is_fixed or goes_on or loop.orelse or len(loop.body) < 2:
         return []
     begun = _begun(script, early[0], loop) if len(early) == 1 else ""
-    start = ast.Constant(int(begun)) if begun.isdigit() else ast.Name(name)
+    start = ast.Constant(int(begun)) if begun.isdigit() else counter
     call = until(what, start, end)
     head = f"for {name} in {call}"
     why = f"{AGAIN.format(what)}: write `{head}`"
     word = ast.copy_location(ast.Name("while"), loop)
     word.end_lineno, word.end_col_offset = loop.lineno, loop.col_offset + len("while")
+    is_last = steps == loop.body[-1:] and script.has_own_lines(steps[0])
     return [
         Edit(loop, why, f"{head}: pass", is_certain=False),
         Edit(word, "", f"for {name} in"),
         Edit(loop.test, "", call),
         *(keeping(loop, start) or ()),
-        *([Edit(last, "")] if script.has_own_lines(last) else []),
+        *([Edit(steps[0], "")] if is_last else []),
     ]
 
 
-def _begun(script: Script, name: ast.Name, loop: Loop) -> str:
+def _stores_and_reads(
+    script: Script, loop: Loop, counter: Name
+) -> tuple[list[Name], set[Name]]:
+    """Return where a counter is stored, and where it is read that the loop must be.
+
+    Behind a loop that had ended before a restart, it is where it began.
+    """
+    if isinstance(counter, ast.Name):
+        known = script.mentions(counter.id, script.scope(loop))
+        late = {each for each in known if each.lineno > (loop.end_lineno or 0)}
+        return [*filter(is_stored, known)], {e for e in late if not is_stored(e)}
+    calls = {each.func for each in script.nodes if isinstance(each, ast.Call)}
+    mentions = [
+        each
+        for each in script.nodes
+        if isinstance(each, ast.Attribute) and each.attr == counter.attr
+        if each not in calls
+    ]
+    return [*filter(is_stored, mentions)], {e for e in mentions if not is_stored(e)}
+
+
+def _begun(script: Script, name: Name, loop: Loop) -> str:
     """Return what a name is given in front of a loop, in the same statements."""
     value, statement = script.assigned(name), script.statement(name)
     is_before = (
@@ -308,14 +325,34 @@ _HARMLESS = named("""
 
 
 def files(script: Script) -> Iterator[Edit]:
-    """Yield what lets rank 0 alone write a file that no other one reads."""
+    """Yield what lets rank 0 alone write a file that no other one reads.
+
+    What a call computes that it writes, all replicas compute before it.
+    """
     found = [e for e in script.nodes if isinstance(e, ast.stmt) and _writes(script, e)]
+    names = {each.id for each in script.nodes if isinstance(each, ast.Name)}
+    name = next(
+        each for each in ("saved", "saved_now", "saved_here") if each not in names
+    )
     for statement in found:
-        body = script.body_of(statement)
+        body, computed = script.body_of(statement), _computed(statement)
         number = body.index(statement)
-        if not number or body[number - 1] not in found:
-            yield Edit(statement, "", "if elasticrun.rank() == 0:", place="before")
+        lines = [f"{name} = {ast.unparse(each)}" for each in computed[:1]]
+        if lines or not number or body[number - 1] not in found:
+            lines.append("if elasticrun.rank() == 0:")
+            yield Edit(statement, "", "\n".join(lines), place="before")
+        yield from (Edit(each, "", name) for each in computed[:1])
         yield Edit(statement, "", "    ", place="indent")
+
+
+def _computed(node: ast.stmt) -> list[ast.expr]:
+    """Return what a call is given first, and all in it, if that calls something."""
+    match node:
+        case ast.Expr(ast.Call(_, [given, *_])):
+            inside = [each for each in ast.walk(given) if isinstance(each, ast.expr)]
+            calls = (last_name(e.func) for e in inside if isinstance(e, ast.Call))
+            return inside if set(calls) - _HARMLESS else []
+    return []
 
 
 def _writes(script: Script, node: ast.stmt) -> bool:
@@ -331,12 +368,14 @@ def _writes(script: Script, node: ast.stmt) -> bool:
             harmless = _HARMLESS | _IN_BLOCKS
         case _:
             return False
+    computed = {*_computed(node), call}
     for each in ast.walk(node):
         match each:
             case ast.Constant() | ast.JoinedStr() if each.lineno != each.end_lineno:
                 return False  # Lines of a text cannot be indented.
-            case ast.Call(func) if each is not call and last_name(func) not in harmless:
-                return False
+            case ast.Call(func) if last_name(func) not in harmless:
+                if each not in computed:
+                    return False
             case ast.Await() | ast.Yield() | ast.NamedExpr():
                 return False
     is_read = any(_may_read(script, each, node) for each in script.nodes)
@@ -353,5 +392,10 @@ def _may_read(script: Script, node: ast.AST, written: ast.stmt) -> bool:
     """Return whether another replica may read what rank 0 has not written yet."""
     if not isinstance(node, ast.Call) or script.origin(node.func) not in _READERS:
         return False
-    is_alike = script.scope(node) is script.scope(written) and not script.loop(node)
-    return not is_alike or node.lineno > written.lineno
+    if script.scope(node) is script.scope(written) and not script.loop(node):
+        return node.lineno > written.lineno
+    read, write = (
+        [e.lineno for e in script.at_top if e is each or e in script.around(each)]
+        for each in (node, written)
+    )
+    return not read or not write or max(read) >= min(write)
