@@ -144,6 +144,11 @@ def test_an_iterator_is_left_that_is_asked_in_other_ways(text: str) -> None:
     assert "do not ask its iterator as in line" in said(HEAD + text)
 
 
+def test_iterators_over_other_things_are_left() -> None:
+    text = f"{CYCLE.replace('(loader)', '(others)')}for i in range(9):\n{STEP}"
+    assert "net(next(it))" in convert(HEAD + text)
+
+
 WHOLE = f"""\
 import torch
 from torch.utils.data import DataLoader

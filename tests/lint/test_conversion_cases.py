@@ -383,7 +383,7 @@ def test_an_average_of_a_model_is_registered(made: str, is_kept: bool) -> None:
     registered = "elasticrun.register(mean=mean)"
     lines = f"{registered}\nnet = elasticrun.AdaptiveDataParallel(net, opt)\n"
     assert (f"{made}\n{lines}for epoch" in new) is is_kept
-    assert (registered in new) is is_kept
+    assert ("register(" in new) is is_kept
 
 
 @pytest.mark.parametrize(

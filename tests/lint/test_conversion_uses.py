@@ -355,6 +355,7 @@ def test_values_of_a_checkpoint_of_its_own_are_kept(
         ("best = 0", "best += 1\ndel best"),
         ("best = 0", "print(best)\nfor best in range(3): pass"),
         ("best = f()", "best += 1"),
+        ("best = rank()", "best += 1"),
         ("best = []", "best += [1]"),
         ("for best in range(3): pass", "best += 1"),
         ("best = 0\nif f(): best = g()", "best += 1"),  # no checkpoint of its own
@@ -365,6 +366,9 @@ def test_values_of_a_checkpoint_of_its_own_are_kept(
         ("best = 0\ndef f():\n    global best\n    best = 1", "best += 1"),
         ("best = 0", "for i, x in enumerate(loader, 1): best += i"),
         ("best = 0\nif f(): best = 1", "if epoch > best: f()"),
+        ("best = 3", "f(best)"),
+        ("if 2 > 1:\n    best = 0", "best += 1"),
+        ("best = 0\nfor x in (1, 2): best = x", "best += 1"),
         ("if f(): best = torch.load('a')", "f(best)"),
         ("for x in y:\n    if f(): best = torch.load('a')", "best += 1"),
         *(
@@ -420,6 +424,13 @@ RANK = "if elasticrun.rank() == 0:\n"
             ),
         ),
         (
+            "torch.save(net, 'a')\ntorch.save(net.sample(4), 'b')",
+            (
+                f"    {RANK}        torch.save(net, 'a')\n    saved = net.sample(4)\n"
+                f"    {RANK}        torch.save(saved, 'b')\n"
+            ),
+        ),
+        (
             "if x: pass\nelse:\n\ttorch.save({'a': [1]}, 'a')  # all",
             f"    \t{RANK}    \t    torch.save({{'a': [1]}}, 'a')  # all\n",
         ),
@@ -471,6 +482,8 @@ def test_a_file_may_be_read_before_the_training() -> None:
     text = f"{write}def read(): return torch.load('a')\nprint(read())\n{EPOCHS}"
     assert RANK in convert(f"{HEAD}{text}    write()\n")
     assert RANK not in convert(f"{HEAD}{text}    write()\nread()\n")
+    never = text.replace("print(read())", "")
+    assert RANK not in convert(f"{HEAD}{never}    write()\n")
     assert RANK not in convert(f"{HEAD}{text}    read()\n    write()\n")
 
 
@@ -538,6 +551,11 @@ def test_a_loop_that_counts_by_hand(text: str, new: str) -> None:
         f"i = 0\ndef f(): return i\nwhile i < n:\n{STEP}    i += 1\n",
         f"i = 0\nwhile i < n:\n{STEP}    i += 1\n{EPOCHS}",
         "i = 0\nwhile i < n:\n    print(i)\n    i += 1\n",
+        f"def f(i):\n  while i < n:\n{STEP}    i += 1\nf(0)\nf(1)\n",
+        (
+            f"def f():\n    i = 0\n    while i < n:\n    {STEP[:-21]}        i += 1\n"
+            "f()\nf()\n"
+        ),
     ],
 )
 def test_a_loop_is_left_that_does_not_just_count(text: str) -> None:

@@ -6,7 +6,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from elasticrun.lint.editing import Edit
 from elasticrun.lint.rules.summing import Loaders
@@ -31,16 +31,9 @@ class Asked(NamedTuple):
     nodes: set[ast.AST]
 
 
-class _Iterator(NamedTuple):
-    """What a script makes of a loader, to be asked by hand.
-
-    Attributes:
-        functions: The generator that makes it, which never ends; else it is of `iter`.
-    """
-
-    made: ast.Assign
-    loader: ast.expr
-    functions: list[ast.FunctionDef]
+# What a script makes of a loader, to be asked by hand, by its name: the statement, the
+# loader, and the generator that it calls if that is not `iter`.
+_Iterators = dict[str, tuple[ast.Assign, ast.expr, list[ast.FunctionDef]]]
 
 
 def asked_loops(script: Script, loaders: Loaders) -> Iterator[Asked]:
@@ -58,64 +51,56 @@ def asked_loops(script: Script, loaders: Loaders) -> Iterator[Asked]:
             case ast.For(
                 ast.Name(counter), ast.Call(ast.Name("range"), [_], []), _, []
             ):
-                asks = dict(_asks(script, loop, iterators))
+                asks = list(_asks(script, loop, iterators))
             case _:
                 continue
-        of = [iterators[name] for name in asks.values()]
-        nodes = {e for part in (*asks, *(i.made for i in of)) for e in ast.walk(part)}
+        made = [iterators[name][0] for _, name in asks]
+        nodes = {e for part in (*made, *(e for e, _ in asks)) for e in ast.walk(part)}
         read = {each for each in used[counter] if not is_stored(each)}
         if (
-            of
-            and len(set(asks.values())) == len(asks)
-            and all(used[name] <= nodes for name in asks.values())
-            and all(each.made in script.body_of(of[0].made) for each in of)
+            made
+            and len(set(made)) == len(made)
+            and all(used[name] <= nodes for _, name in asks)
+            and all(each in script.body_of(made[0]) for each in made)
             and read <= set(ast.walk(loop))
             and script.has_own_lines(loop.body[0])
         ):
-            nodes |= {e for each in of for f in each.functions for e in ast.walk(f)}
-            over, edits = _edits(
-                script, loop, list(asks.items()), of, counter if read else ""
-            )
+            functions = [e for _, name in asks for e in iterators[name][2]]
+            nodes |= {node for each in functions for node in ast.walk(each)}
+            given = ", ".join(ast.unparse(iterators[name][1]) for _, name in asks)
+            names = {each for each in used if each.isidentifier()}
+            over = asks[0][1] if len(asks) == 1 else _fresh("loaders", names)
+            edits = _edits(loop, over, _fresh("batch", names), asks)
+            if len(asks) > 1:
+                new = f"{over} = elasticrun.CombinedLoader([{given}])"
+                edits += [_edit(made[-1], new), *(Edit(e, "") for e in made[:-1])]
+            else:
+                edits.append(_edit(made[0].value, given))
+            if read:
+                line = f"{counter} = {over}.batch_index"
+                edits.append(Edit(loop.body[0], "", line, place="before"))
             yield Asked(loop, over, edits, nodes)
 
 
+def _fresh(name: str, names: set[str]) -> str:
+    return next(e for e in (name, f"next_{name}", f"asked_{name}") if e not in names)
+
+
 def _edits(
-    script: Script,
-    loop: ast.For,
-    asks: list[tuple[ast.AST, str]],
-    of: list[_Iterator],
-    counter: str,
-) -> tuple[str, list[Edit]]:
-    """Return what is looped over, and what becomes of the loop and its iterators."""
-    names = {each.id for each in script.nodes if isinstance(each, ast.Name)}
-    batch, over = (
-        next(
-            each
-            for each in (name, f"next_{name}", f"asked_{name}")
-            if each not in names
-        )
-        for name in ("batch", "loaders")
-    )
-    given = ", ".join(ast.unparse(each.loader) for each in of)
-    *others, last = (each.made for each in of)
-    if others:
-        made = f"{over} = elasticrun.CombinedLoader([{given}])"
-        edits = [Edit(each, "") for each in others] + [_edit(last, made)]
-    else:
-        over, edits = asks[0][1], [_edit(last.value, given)]
+    loop: ast.For, over: str, batch: str, asks: list[tuple[ast.AST, str]]
+) -> list[Edit]:
+    """Return what becomes of a loop's head, and of where it asks."""
+    assert isinstance(loop.iter, ast.Call)
+    number = ast.unparse(loop.iter.args[0])
+    edits = [Edit(loop.target, "", batch)]
+    edits.append(_edit(loop.iter, f"{over}.batches({number})"))
     for at, (node, _) in enumerate(asks):
-        new = f"{batch}[{at}]" if others else batch
+        new = f"{batch}[{at}]" if len(asks) > 1 else batch
         if isinstance(node, ast.Try):
             taken = ast.unparse(node.body[0])
             new = f"{taken[: taken.rindex(' = ')]} = {new}"
         edits.append(_edit(node, new))
-    assert isinstance(loop.iter, ast.Call)
-    edits.append(Edit(loop.target, "", batch))
-    edits.append(_edit(loop.iter, f"{over}.batches({ast.unparse(loop.iter.args[0])})"))
-    if counter:
-        line = f"{counter} = {over}.batch_index"
-        edits.append(Edit(loop.body[0], "", line, place="before"))
-    return over, edits
+    return edits
 
 
 def _edit(node: ast.AST, new: str) -> Edit:
@@ -123,20 +108,18 @@ def _edit(node: ast.AST, new: str) -> Edit:
     return Edit(node, _WHY.format(new), new)
 
 
-def _iterators(script: Script, loaders: Loaders) -> Iterator[tuple[str, _Iterator]]:
+def _iterators(script: Script, loaders: Loaders) -> Iterator[tuple[str, Any]]:
     """Yield what iterates over one loader, made in no loop, by its name."""
     for node in script.nodes:
         match node:
-            case ast.Assign(
-                [ast.Name() | ast.Attribute() as name], ast.Call(func, [of], [])
-            ):
-                assert isinstance(node.value, ast.Call)
-                functions = script.called(node.value)
-                is_known = ast.unparse(func) == "iter" or any(
-                    map(_never_ends, functions)
+            case ast.Assign([ast.Name() | ast.Attribute() as name], ast.Call() as call):
+                functions = script.called(call)
+                is_iterator = ast.unparse(call.func) == "iter" or (
+                    any(map(_never_ends, functions))
                 )
-                if is_known and len(loaders.of(of)) == 1 and not script.loop(node):
-                    yield ast.unparse(name), _Iterator(node, of, functions)
+                is_one = len(call.args) == 1 and len(loaders.of(call.args[0])) == 1
+                if is_iterator and is_one and not script.loop(node):
+                    yield ast.unparse(name), (node, call.args[0], functions)
 
 
 def _never_ends(function: ast.FunctionDef) -> bool:
@@ -149,14 +132,14 @@ def _never_ends(function: ast.FunctionDef) -> bool:
 
 
 def _asks(
-    script: Script, loop: ast.For, iterators: dict[str, _Iterator]
+    script: Script, loop: ast.For, iterators: _Iterators
 ) -> Iterator[tuple[ast.AST, str]]:
     """Yield what takes a batch of an iterator in each turn of a loop."""
     for statement in loop.body:
         match statement:
             case ast.Try([ast.Assign([_], value) as taken], [handler], [], []):
                 if (name := _taken_of(value)) in iterators:
-                    anew = [ast.unparse(each) for each in (iterators[name].made, taken)]
+                    anew = [ast.unparse(each) for each in (iterators[name][0], taken)]
                     if [ast.unparse(each) for each in handler.body] == anew:
                         yield statement, name
             case ast.Assign() | ast.Expr() | ast.AugAssign():
@@ -165,7 +148,7 @@ def _asks(
                     around = set(script.above(node)).intersection(inside)
                     is_sure = not any(isinstance(each, _MAYBE) for each in around)
                     name = _taken_of(node)
-                    if name in iterators and is_sure and iterators[name].functions:
+                    if name in iterators and is_sure and iterators[name][2]:
                         yield node, name
         if any(isinstance(each, _JUMPS) for each in ast.walk(statement)):
             return

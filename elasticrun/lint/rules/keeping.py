@@ -22,9 +22,10 @@ def until(what: str, start: ast.expr, end: ast.expr) -> str:
     match ast.unparse(start), end:
         case "0", _:
             return f"elasticrun.remaining_{what}_until({ast.unparse(end)})"
-        case "1", ast.BinOp(rest, ast.Add(), ast.Constant(1)):
-            number = rest
-        case "1", ast.BinOp(ast.Constant(1), ast.Add(), rest):
+        case "1", (
+            ast.BinOp(rest, ast.Add(), ast.Constant(1))
+            | ast.BinOp(ast.Constant(1), ast.Add(), rest)
+        ):
             number = rest
         case _, ast.Constant(int(last)) if isinstance(start, ast.Constant):
             number = ast.Constant(last - int(ast.unparse(start)))
@@ -184,9 +185,6 @@ class Kept:
                 early
                 and stores[0] is mentions[0]
                 and self._script.statement(early[0]) in self._script.body_of(loop)
-                and _is_constant(self._script.assigned(early[0]))
-                and all(e.lineno < loop.lineno for e in early)
-                and not any(map(self._script.loop, early))
                 and (
                     _is_read_first(loop, inside.intersection(mentions))
                     if early != stores
@@ -253,7 +251,7 @@ class Kept:
                 self._is_same(e.test)
                 for jump in jumps
                 for e in self._script.above(jump)
-                if isinstance(e, ast.If) and e in set(ast.walk(node))
+                if isinstance(e, ast.If)
             )
         is_other = isinstance(node, ast.For | ast.While | ast.Try)
         return not is_other or node in self._counting
@@ -298,16 +296,6 @@ def _is_read_first(loop: Loop, mentions: set[ast.AST]) -> bool:
         if own and isinstance(statement, ast.Assign):
             return False
     return False
-
-
-def _is_constant(node: ast.expr | None) -> bool:
-    """Return whether an expression is a number, or None."""
-    text = ast.unparse(node).replace("float('inf')", "1e999") if node else ""
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return False
-    return value is None or isinstance(value, int | float)
 
 
 # Files.
