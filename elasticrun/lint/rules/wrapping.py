@@ -242,11 +242,7 @@ def _averages(
                 methods = {e.name for e in script.methods(last_name(func))}
                 is_state = methods >= {"state_dict", "load_state_dict"}
                 is_copy = last_name(func) == "deepcopy" or is_state
-                if (
-                    is_copy
-                    and _is_harmless(script, of)
-                    and ast.unparse(name) in changed
-                ):
+                if is_copy and ast.unparse(name) in changed:
                     found[ast.unparse(name)] = each
     return found
 
