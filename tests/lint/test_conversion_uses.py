@@ -367,6 +367,8 @@ def test_values_of_a_checkpoint_of_its_own_are_kept(
         ("best = 0", "for i, x in enumerate(loader, 1): best += i"),
         ("best = 0\nif f(): best = 1", "if epoch > best: f()"),
         ("best = 3", "f(best)"),
+        ("best = None\nif f(): best = torch.load('a')", "f(best)"),  # a model?
+        ("best = {}\nif f(): best = torch.load('a')", "f(best)"),
         ("if 2 > 1:\n    best = 0", "best += 1"),
         ("best = 0\nfor x in (1, 2): best = x", "best += 1"),
         ("if f(): best = torch.load('a')", "f(best)"),
@@ -393,6 +395,14 @@ def test_values_are_left_that_may_differ_or_be_other_things(
     new = convert(whole)
     assert "Variables" not in new
     assert "elasticrun.remaining_epochs_until(9)" in new
+
+
+def test_the_main_part_is_no_branch_that_loads_a_checkpoint() -> None:
+    body = f"n, plan = 0, Plan(optimizer)\nif f(): n = torch.load('a')\n{EPOCHS}"
+    text = f"{HEAD}if __name__ == '__main__':\n    {indented(body)}    f(n, plan)\n"
+    new = convert(text)
+    assert LINE in new
+    assert new.count("Variables") == 1
 
 
 # Files.

@@ -191,6 +191,10 @@ class Kept:
                     else any(map(self._is_loaded, early))
                 )
                 and all(map(self._can_grow, mentions[1:]))
+                and (
+                    _is_number(self._script.assigned(early[0]))
+                    or not any(map(self._is_loaded, early))
+                )
             ):
                 yield loop, mentions
 
@@ -199,7 +203,7 @@ class Kept:
         return not self._script.loop(store) and any(
             isinstance(node, ast.Call) and self._script.origin(node.func) in _READERS
             for branch in self._script.above(store)
-            if isinstance(branch, ast.If)
+            if isinstance(branch, ast.If) and not self._counting & {*ast.walk(branch)}
             for node in ast.walk(branch)
         )
 
@@ -244,7 +248,8 @@ class Kept:
     def _runs_alike(self, node: ast.AST) -> bool:
         """Return whether all replicas come alike to what stands in a statement."""
         if isinstance(node, ast.If):
-            return self._is_same(node.test)
+            is_main = ast.unparse(node.test).startswith("__name__")
+            return is_main or self._is_same(node.test)
         if isinstance(node, ast.For) and node in self._loaders.loops:
             jumps = (e for e in ast.walk(node) if isinstance(e, _JUMPS))
             return has_backward_pass(self._script, node) and all(
@@ -283,6 +288,11 @@ class Kept:
 
     def _is_data(self, node: ast.expr) -> bool:
         return last_name(node) == "dataset" or bool(self._loaders.of(node))
+
+
+def _is_number(node: ast.expr | None) -> bool:
+    text = ast.unparse(node) if node else ""
+    return re.fullmatch(r"-?(float\('-?inf'\)|[\d.e+]+)", text) is not None
 
 
 def _is_read_first(loop: Loop, mentions: set[ast.AST]) -> bool:
