@@ -398,8 +398,8 @@ def test_values_are_left_that_may_differ_or_be_other_things(
 
 
 def test_the_main_part_is_no_branch_that_loads_a_checkpoint() -> None:
-    body = f"n, plan = 0, Plan(optimizer)\nif f(): n = torch.load('a')\n{EPOCHS}"
-    text = f"{HEAD}if __name__ == '__main__':\n    {indented(body)}    f(n, plan)\n"
+    body = f"n, k, plan = 0, 3, Plan(optimizer)\nif f(): n = torch.load('a')\n{EPOCHS}"
+    text = f"{HEAD}if __name__ == '__main__':\n    {indented(body)}    f(n, k, plan)\n"
     new = convert(text)
     assert LINE in new
     assert new.count("Variables") == 1
