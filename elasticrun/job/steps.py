@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import FrameType
@@ -20,7 +21,7 @@ from elasticrun.job.loop import LoopOfSteps
 from elasticrun.job.open_loop import LoopStart, OpenLoop, iterate
 
 
-def remaining_steps_until(num_steps: int) -> Iterator[int]:
+def remaining_steps_until(num_steps: int, start: int = 0) -> Iterator[int]:
     """Yield the numbers of the steps that remain until `num_steps` are finished.
 
     For loops that draw their batches themselves: language models from random windows,
@@ -36,6 +37,11 @@ def remaining_steps_until(num_steps: int) -> Iterator[int]:
     Replay: finished steps are not yielded; the random generators come back when the
     next one is.
 
+    Args:
+        num_steps: How many steps the job has.
+        start: The number that the first one is given: 1 for programs that count
+            `range(1, num_steps + 1)`.
+
     Raises:
         LoopOrderError: It stands in the body of another loop, or the loops are not
             those of the checkpoint.
@@ -43,10 +49,10 @@ def remaining_steps_until(num_steps: int) -> Iterator[int]:
         ValueError: `num_steps` is not a whole number from 0 up.
     """
     num_steps = whole_number(num_steps, "remaining_steps_until", "steps")
-    return iterate(partial(_begin, num_steps))
+    return iterate(partial(_begin, num_steps, operator.index(start)))
 
 
-def _begin(num_steps: int, frame: FrameType) -> OpenLoop | None:
+def _begin(num_steps: int, first: int, frame: FrameType) -> OpenLoop | None:
     job = current_job()
     where = line_of(frame)
     if job.loader is not None:
@@ -70,7 +76,7 @@ def _begin(num_steps: int, frame: FrameType) -> OpenLoop | None:
         loop,
         LoopStart(epoch, num_loops, (), step, 0),
         cursor=cursor,
-        read=lambda: loop.steps_from(step),
+        read=lambda: map(first.__add__, loop.steps_from(step)),
     )
 
 

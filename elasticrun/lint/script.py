@@ -23,11 +23,17 @@ class Script:
     Attributes:
         nodes: All of them, those further outside first.
         parents: The node in which each one stands.
+        at_top: The statements that the file runs by itself.
     """
 
     def __init__(self, tree: ast.Module, text: str = "") -> None:
         self._lines = text.encode().splitlines()
         self.nodes = list(ast.walk(tree))
+        self.at_top = [
+            each
+            for each in tree.body
+            if not isinstance(each, ast.FunctionDef | ast.ClassDef)
+        ]
         self.parents = {
             inner: node for node in self.nodes for inner in ast.iter_child_nodes(node)
         }
@@ -234,6 +240,17 @@ class Script:
         is_own = of in ("self", "super")
         family = self._class_around(call) if is_own else self._class_of.get(of, "")
         return self._functions.get((family, name), []) if family else []
+
+    def methods(self, name: str) -> list[ast.FunctionDef]:
+        """Return the methods of a class of the file, and of what it is derived from."""
+        family = self._class_of.get(name, "")
+        return [
+            e
+            for (of, _), all_of in self._functions.items()
+            if of == family
+            for e in all_of
+            if family
+        ]
 
     def _class_around(self, node: ast.AST) -> str:
         for each in self.above(node):

@@ -34,6 +34,14 @@ def test_the_number_is_a_total_for_the_job() -> None:
     assert list(remaining_steps_until(5)) == [3, 4]
 
 
+def test_the_first_step_may_have_another_number() -> None:
+    for step in remaining_steps_until(3, start=7):
+        if step == 8:
+            break
+    assert step == 8
+    assert list(remaining_steps_until(4, start=7)) == [9, 10]
+
+
 def test_more_steps_than_before_a_restart_go_on(tmp_path: Path) -> None:
     def script(num_steps: int) -> list[int]:
         return list(remaining_steps_until(num_steps))

@@ -50,13 +50,18 @@ def said(text: str) -> str:
             "range(1, a if b else c)",
             "elasticrun.remaining_epochs_until((a if b else c) - 1, start=1)",
         ),
+        ("range(5, n)", "elasticrun.remaining_epochs_until(n - 5, start=5)"),
+        (
+            "range(begun, n)",
+            "elasticrun.remaining_epochs_until(n - begun, start=begun)",
+        ),
         ("tqdm(range(n), 'x')", "tqdm(elasticrun.remaining_epochs_until(n), 'x')"),
         ("range(\n    n\n)", "elasticrun.remaining_epochs_until(n)"),
         *(
             (same, same)
             for same in (
-                "range(begun, n)",
-                "range(5, n)",
+                "range(len(done), n)",
+                "range(0.5, n)",
                 "range(0, n, 2)",
                 "range(*given)",
                 "self.range()",
@@ -84,13 +89,26 @@ def test_a_loop_is_one_over_epochs_by_its_name_too() -> None:
         assert f"in elasticrun.remaining_{what}_until(9)" in new
 
 
-def test_steps_count_from_0() -> None:
+@pytest.mark.parametrize("begun", ["begun", "args.begun"])
+def test_a_loop_begins_after_a_restart_where_it_did(begun: str) -> None:
+    new = convert(f"{HEAD}for epoch in range({begun}, n):\n{FIT}")
+    kept = f'{begun} = elasticrun.Variables(value={begun}, name="begun").value\n'
+    until = f"elasticrun.remaining_epochs_until(n - {begun}, start={begun})"
+    assert f"{kept}for epoch in {until}:\n{FIT}" in new
+    assert not lint_text(new).findings
+
+
+def test_where_a_loop_begins_is_kept_only_if_it_is_converted() -> None:
+    text = f"{HEAD}for epoch in range(begun, n):\n{FIT}{EPOCHS}"
+    assert "Variables" not in convert(text)
+
+
+def test_steps_count_from_anything() -> None:
     step = "    net(draw()).sum().backward()\n    optimizer.step()\n"
     text = f"{HEAD}for i in {{}}:\n{step}"
     assert "in elasticrun.remaining_steps_until(9):" in convert(text.format("range(9)"))
-    begun = text.format("range(1, n + 1)")
-    assert "in range(1, n + 1):" in convert(begun)
-    assert "`elasticrun.remaining_steps_until`, which counts from 0" in said(begun)
+    new = convert(text.format("range(1, n + 1)"))
+    assert "in elasticrun.remaining_steps_until(n, start=1):" in new
 
 
 INNER = "for i in range(5): net(x).sum().backward()"
@@ -234,6 +252,33 @@ STEP = "torch.optim.lr_scheduler.StepLR(opt, 1)"
         ("net = Net()\nopt = AdamW([{'params': net.parameters()}])", "net, opt"),
         ("net = Net()\nopt = Adam(filter(f, net.parameters()))", "net, opt"),
         (f"net = Net().cuda()\nif x:\n  net = net.half()\nopt = {SGD}", "net, opt"),
+        (
+            (
+                "net = Net()\nnamed = list(net.named_parameters())\n"
+                "groups = [{'params': [p for n, p in named if 'bias' not in n]}]\n"
+                "groups.append({'params': [p for n, p in named if 'bias' in n]})\n"
+                "opt = AdamW(groups, lr=0.1)"
+            ),
+            "net, opt",
+        ),
+        (
+            (
+                "net = Net()\nkept, other = [], []\n"
+                "for n, p in net.named_parameters():\n"
+                "    if n.endswith('bias'): kept.append(p)\n"
+                "    else: other.append(p)\n"
+                "opt = SGD([{'params': kept}, {'params': other}], lr=0.1)"
+            ),
+            "net, opt",
+        ),
+        (
+            (
+                f"net = Net()\nopt = {SGD}\nif again:\n"
+                "    net.load_state_dict(torch.load('a'))"
+            ),
+            "net, opt",
+        ),
+        (f"net = Net()\nopt = {SGD}\nopt.load_state_dict(torch.load('a'))", "net, opt"),
         (f"def f(net): g(net)\nnet = Net(); opt = {SGD}", "net, opt"),
         (f"net = Net()\nprint(net)\nopt = {SGD}", "net, opt"),
     ],
@@ -261,12 +306,123 @@ def test_a_model_of_a_trainer_is_wrapped() -> None:
     assert new in convert(text)
 
 
+TRAINER = """\
+class Trainer:
+    def __init__(self, model):
+        self.net = model
+        self.opt = SGD(model.parameters())
+        self.mean = copy.deepcopy(model)
+        self.size = len(loader)
+    def run(self):
+        for epoch in range(9):
+            for x in loader: self.net(x).sum().backward(); f(self.mean)
+"""
+IN_TRAINER = """\
+        self.mean = copy.deepcopy(model)
+        elasticrun.register(mean=self.mean)
+        self.net = elasticrun.AdaptiveDataParallel(self.net, self.opt)
+        self.size = len(loader)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "is_wrapped"),
+    [
+        (f"{TRAINER}Trainer(Net()).run()\n", True),
+        (f"{TRAINER}net = Net()\nnet.cuda()\nprint(net)\nTrainer(net).run()\n", True),
+        (f"{TRAINER}net = Net()\nTrainer(net).run()\nnet(x)\n", False),
+        (f"{TRAINER}net = Net()\ndef f(): net(x)\nTrainer(net).run()\n", False),
+        (f"{TRAINER}Trainer(*given).run()\n", False),
+        (f"{TRAINER}Trainer(nets[0]).run()\n", False),
+        (TRAINER, False),  # Who knows where the model comes from?
+        (
+            f"{TRAINER}Trainer(Net()).run()\n".replace(
+                "= len(loader)", "= f(model)"
+            ),
+            False,
+        ),
+        (
+            f"{TRAINER}Trainer(Net()).run()\n".replace(
+                "= len(loader)", "= self.other = model"
+            ),
+            False,
+        ),
+    ],
+)  # fmt: skip
+def test_a_model_that_a_trainer_is_given_is_wrapped(
+    text: str, is_wrapped: bool
+) -> None:
+    new = convert(f"import copy\nimport torch\n{text}")
+    assert (IN_TRAINER in new) is is_wrapped
+    assert ("AdaptiveDataParallel" in new) is is_wrapped
+
+
+MEAN = """\
+class Mean:
+    def __init__(self, net): self.net = copy.deepcopy(net)
+    def state_dict(self): return self.net.state_dict()
+    def load_state_dict(self, state): self.net.load_state_dict(state)
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "is_kept"),
+    [
+        ("mean = copy.deepcopy(net)", True),
+        (f"{MEAN}mean = Mean(net)", True),
+        (f"{MEAN}mean = Mean(net)\nif x: mean.load_state_dict(torch.load('a'))", True),
+        ("other = copy.deepcopy(net)", False),  # which nothing changes
+        ("mean = copy.deepcopy(loader)", False),
+        (MEAN.replace("load_state_dict(self", "load(self") + "mean = Mean(net)", False),
+        (MEAN.replace("copy.deepcopy(net)", "net") + "mean = Mean(net)", False),
+    ],
+)
+def test_an_average_of_a_model_is_registered(made: str, is_kept: bool) -> None:
+    text = f"import copy\nimport torch\nnet = Net()\nopt = {SGD}\n{made}\n"
+    new = convert(text + EPOCHS + "    update(mean)\n")
+    registered = "elasticrun.register(mean=mean)"
+    lines = f"{registered}\nnet = elasticrun.AdaptiveDataParallel(net, opt)\n"
+    assert (f"{made}\n{lines}for epoch" in new) is is_kept
+    assert ("register(" in new) is is_kept
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        "def f(): net.load_state_dict(torch.load('a'))",
+        "other.load_state_dict(torch.load('a'))",
+        "net.load_state_dict",
+    ],
+)
+def test_a_model_is_wrapped_before_what_does_not_load_it(later: str) -> None:
+    made = f"import torch\nnet = Net()\nopt = {SGD}\n"
+    wrapped = "net = elasticrun.AdaptiveDataParallel(net, opt)\n"
+    if later != "net.load_state_dict":
+        assert f"{wrapped}{later}\n" in convert(f"{made}{later}\n{EPOCHS}")
+    behind = f"{EPOCHS}net.load_state_dict(torch.load('best'))\n"
+    assert f"{wrapped}for epoch" in convert(f"{made}{behind}")
+    fit = f"def fit():\n    {EPOCHS.replace(FIT, '    ' + FIT)}"
+    new = convert(f"{fit}{made}fit()\nnet.load_state_dict(torch.load('best'))\n")
+    assert f"{wrapped}fit()\n" in new
+
+
 @pytest.mark.parametrize(
     ("made", "message"),
     [
         ("opts.net = SGD(net.parameters())", "(model, optimizer)"),
         ("opts = [SGD(net.parameters())]", "(model, optimizer)"),
         ("opt = SGD(groups, lr=0.1)", "(model, opt)"),
+        *(
+            (f"net, b = Net(), Net()\n{made}\nopt = SGD(groups)", "(model, opt)")
+            for made in (
+                "groups = [*net.parameters()]\ngroups.append(b.parameters())",
+                "groups = [*net.parameters(), *parameters_of(b)]",
+                "groups = [*net.parameters()]\nadd(groups)",
+                "groups = [*net.parameters()]\ngroups += b.parameters()",
+                "groups = [*net.parameters()]\nfor p in b.parameters(): groups += p",
+                "groups = [*net.parameters()]\ndef f(): groups.append(b.w)",
+            )
+        ),
         ("opt = SGD([*a.parameters(), *b.parameters()])", "(model, opt)"),
         ("opt = SGD(net.head.parameters())", "(model, opt)"),
         ("self.opt = SGD(self.net.parameters())", "(self.net, self.opt)"),

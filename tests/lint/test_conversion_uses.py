@@ -224,23 +224,9 @@ def test_a_criterion_says_what_it_makes_of_a_batch(
         (
             ("s = 0\nwith torch.no_grad():\n    for x, y in tqdm(valid):\n"
             "        s += (net(x) == y).sum().item()\nprint(s / len(valid.dataset))"),
-            ('valid = elasticrun.AdaptiveDataLoader(held_out, 64, even_batches=False)\n'
-            '|            sums["s"] += (net(x) == y).sum().item()\n'
+            ("held_out, 64)\n"
+            '|"s"] += (net(x) == y).sum().item() * (valid.num_valid > 0)\n'
             '        with sums.synchronized():\n            s = sums["s"]\n    print'),
-        ),
-        (
-            ("s = 0\nfor x, y in valid:\n    with torch.no_grad():\n"
-            "        s += (net(x) == y).sum().item()\nprint(s)"),
-            "held_out, 64, even_batches=False)",
-        ),
-        (
-            "s = 0\nfor x, y in valid:\n    s += (net(x) == y).sum().item()\nprint(s)",
-            "held_out, 64)\n|.item() * (valid.num_valid > 0)\n",
-        ),
-        (
-            ("s = 0\nwith torch.no_grad():\n    for x, y in valid:\n"
-            "        s += (net(x) == y).sum().item()\nprint(s)\nf(valid)"),
-            "held_out, 64)\n|.item() * (valid.num_valid > 0)\n",
         ),
     ],
 )  # fmt: skip
@@ -335,6 +321,30 @@ def test_values_that_live_over_epochs_are_kept(begun: str, text: str, new: str) 
     assert not codes & {"ER301", "ER302", "ER311"}
 
 
+LINE = 'n = elasticrun.Variables(value=n, name="n")'
+
+
+@pytest.mark.parametrize(
+    ("begun", "text", "new"),
+    [
+        ("n = other = 0", "n += 1", (LINE, "n.value += 1")),
+        ("n: int = 0", "n += 1", (LINE, "n.value += 1")),
+        ("n = 0\nif f(): n = torch.load('a')['n']", "n += 1", (LINE, "n.value += 1")),
+        (
+            "n = 0\nif f():\n    state = torch.load('a')\n    n, m = divmod(state, 2)",
+            "if epoch > n: f()",
+            (f"{LINE}.value", "if epoch > n: f()"),
+        ),
+    ],
+)
+def test_values_of_a_checkpoint_of_its_own_are_kept(
+    begun: str, text: str, new: tuple[str, str]
+) -> None:
+    found = convert(in_epochs(text).replace("for epoch", f"{begun}\nfor epoch", 1))
+    assert f"{begun}\n{new[0]}\nfor epoch in" in found
+    assert f"\n    {new[1]}\n" in found
+
+
 @pytest.mark.parametrize(
     ("begun", "text"),
     [
@@ -345,16 +355,34 @@ def test_values_that_live_over_epochs_are_kept(begun: str, text: str, new: str) 
         ("best = 0", "best += 1\ndel best"),
         ("best = 0", "print(best)\nfor best in range(3): pass"),
         ("best = f()", "best += 1"),
+        ("best = rank()", "best += 1"),
         ("best = []", "best += [1]"),
-        ("best = other = 0", "best += 1"),
-        ("best: int = 0", "best += 1"),
-        ("best = 0\nbest = 1", "best += 1"),
+        ("for best in range(3): pass", "best += 1"),
+        ("best = 0\nif f(): best = g()", "best += 1"),  # no checkpoint of its own
         ("if f():\n    best = 0", "best += 1"),
         ("best = 0", "try: f()\nexcept E: best += 1"),
         ("best = 0", "while f(): best += 1"),
         ("best = 0\ndef f(): return best", "best += 1"),
         ("best = 0\ndef f():\n    global best\n    best = 1", "best += 1"),
         ("best = 0", "for i, x in enumerate(loader, 1): best += i"),
+        ("best = 0\nif f(): best = 1", "if epoch > best: f()"),
+        ("best = 3", "f(best)"),
+        ("best = None\nif f(): best = torch.load('a')", "f(best)"),  # a model?
+        ("best = {}\nif f(): best = torch.load('a')", "f(best)"),
+        ("if 2 > 1:\n    best = 0", "best += 1"),
+        ("best = 0\nfor x in (1, 2): best = x", "best += 1"),
+        ("if f(): best = torch.load('a')", "f(best)"),
+        ("for x in y:\n    if f(): best = torch.load('a')", "best += 1"),
+        *(
+            (
+                "best = 0",
+                (
+                    f"for x, y in loader:\n    if y.sum() > 0: {leaves}\n"
+                    "    net(x).sum().backward()\n    best += 1"
+                ),
+            )
+            for leaves in ("continue", "break")
+        ),
         ("best = 0", "with torch.no_grad():\n    for x, y in valid: best += 1"),
         ("best = 0", "for x, y in loader:\n    if y.sum() > 0: best += 1"),
         ("best = 0", "import other\nbest += other.number"),
@@ -367,6 +395,14 @@ def test_values_are_left_that_may_differ_or_be_other_things(
     new = convert(whole)
     assert "Variables" not in new
     assert "elasticrun.remaining_epochs_until(9)" in new
+
+
+def test_the_main_part_is_no_branch_that_loads_a_checkpoint() -> None:
+    body = f"n, k, plan = 0, 3, Plan(optimizer)\nif f(): n = torch.load('a')\n{EPOCHS}"
+    text = f"{HEAD}if __name__ == '__main__':\n    {indented(body)}    f(n, k, plan)\n"
+    new = convert(text)
+    assert LINE in new
+    assert new.count("Variables") == 1
 
 
 # Files.
@@ -387,6 +423,21 @@ RANK = "if elasticrun.rank() == 0:\n"
             (
                 f"    {RANK}        torch.save(net, 'a')\n    # And now\n"
                 "        torch.save(x.cpu(),\n          'b')\n    f()\n"
+            ),
+        ),
+        (
+            "torch.save({'a': net.sample(4)}, f'{epoch}')  # now\ntorch.save(net, 'a')",
+            (
+                f"    saved = {{'a': net.sample(4)}}\n    {RANK}"
+                "        torch.save(saved, f'{epoch}')  # now\n"
+                "        torch.save(net, 'a')\n"
+            ),
+        ),
+        (
+            "torch.save(net, 'a')\ntorch.save(net.sample(4), 'b')",
+            (
+                f"    {RANK}        torch.save(net, 'a')\n    saved = net.sample(4)\n"
+                f"    {RANK}        torch.save(saved, 'b')\n"
             ),
         ),
         (
@@ -414,8 +465,8 @@ def test_files_are_written_by_one_replica(text: str, new: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "torch.save(net.sample(4), 'a')",
-        "torch.save(net(x), 'a')",
+        "torch.save(net, f())",
+        "torch.save(await_(a := f()), 'a')",
         "torch.save((a := f), 'a')",
         "if x: torch.save(net, 'a')",
         "f(); torch.save(net, 'a')",
@@ -425,6 +476,7 @@ def test_files_are_written_by_one_replica(text: str, new: str) -> None:
         "torch.save(net, 'a')\nnet = torch.load('a')",
         "state = torch.load('a')\ntorch.save(net, 'a')",  # of the last epoch
         "def f(): torch.load('a')\ntorch.save(net, 'a')",
+        "def f(): torch.load('a')\nf()\ntorch.save(net, 'a')",
         "with open('a', 'a') as file: file.write('')",
         "with open('a', 'w') as file:\n    x = 1",
         "with open('a', 'wb') as file:\n    x = 1\n    torch.save(net, file)",
@@ -433,6 +485,16 @@ def test_files_are_written_by_one_replica(text: str, new: str) -> None:
 )
 def test_files_are_left_that_other_replicas_may_need(text: str) -> None:
     assert "rank()" not in convert(in_epochs(text))
+
+
+def test_a_file_may_be_read_before_the_training() -> None:
+    write = "def write():\n    torch.save(net, 'a')\n"
+    text = f"{write}def read(): return torch.load('a')\nprint(read())\n{EPOCHS}"
+    assert RANK in convert(f"{HEAD}{text}    write()\n")
+    assert RANK not in convert(f"{HEAD}{text}    write()\nread()\n")
+    never = text.replace("print(read())", "")
+    assert RANK not in convert(f"{HEAD}{never}    write()\n")
+    assert RANK not in convert(f"{HEAD}{text}    read()\n    write()\n")
 
 
 # Loops that count by hand.
@@ -459,6 +521,21 @@ STEP = "    net(draw()).sum().backward()\n    optimizer.step()\n"
             f"i = 0\nwhile i < n:\n{FIT}    i += 1\n",
             f"for i in elasticrun.remaining_epochs_until(n):\n{FIT}",
         ),
+        (
+            f"i = 1\nwhile i < n:\n{STEP}    i += 1\n",
+            "for i in elasticrun.remaining_steps_until(n - 1, start=1):\n",
+        ),
+        (
+            f"i = 0\nif f(): i = torch.load('a')\nwhile i < n:\n{STEP}    i += 1\n",
+            (
+                'i = elasticrun.Variables(value=i, name="i").value\n'
+                "for i in elasticrun.remaining_steps_until(n - i, start=i):\n"
+            ),
+        ),
+        (
+            f"i = 0\nwhile i < n:\n    i += 1\n{STEP}",
+            f"for i in elasticrun.remaining_steps_until(n):\n    i += 1\n{STEP}",
+        ),
         ("i = 0\nwhile i < 9: net(draw()).sum().backward(); i += 1\n", "until(9): net"),
     ],
 )
@@ -472,10 +549,9 @@ def test_a_loop_that_counts_by_hand(text: str, new: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        f"i = 1\nwhile i < n:\n{STEP}    i += 1\n",
         f"i = 0\nwhile i <= n:\n{STEP}    i += 1\n",
         f"i = 0\nwhile i < n:\n{STEP}    i += 2\n",
-        f"i = 0\nwhile i < n:\n    i += 1\n{STEP}",
+        f"i = 0\nwhile i < n:\n    if f(): i += 1\n{STEP}",
         f"i = 0\nwhile i < n:\n{STEP}    if f(): i = 3\n    i += 1\n",
         f"i = 0\nwhile i < n:\n{STEP}    if f(): continue\n    i += 1\n",
         f"i = 0\nwhile i < n:\n{STEP}    n = f()\n    i += 1\n",
@@ -485,10 +561,54 @@ def test_a_loop_that_counts_by_hand(text: str, new: str) -> None:
         f"i = 0\ndef f(): return i\nwhile i < n:\n{STEP}    i += 1\n",
         f"i = 0\nwhile i < n:\n{STEP}    i += 1\n{EPOCHS}",
         "i = 0\nwhile i < n:\n    print(i)\n    i += 1\n",
+        f"def f(i):\n  while i < n:\n{STEP}    i += 1\nf(0)\nf(1)\n",
+        (
+            f"def f():\n    i = 0\n    while i < n:\n    {STEP[:-21]}        i += 1\n"
+            "f()\nf()\n"
+        ),
     ],
 )
 def test_a_loop_is_left_that_does_not_just_count(text: str) -> None:
     assert "while i <" in convert(HEAD + text)
+
+
+COUNTING = """\
+class Fit:
+    def __init__(self): self.i = 0
+    def read(self): self.i = torch.load('a')
+    def run(self):
+        while self.i < n:
+            net(draw()).sum().backward()
+            self.i += 1
+            self.said()
+    def said(self): print(self.i)
+    def other(self): self.layer.i()
+Fit().run()
+"""
+
+
+def test_a_loop_may_count_in_an_attribute() -> None:
+    until = "elasticrun.remaining_steps_until(n - self.i, start=self.i)"
+    head = 'self.i = elasticrun.Variables(value=self.i, name="i").value'
+    new = convert(HEAD + COUNTING)
+    assert f"        {head}\n        for self.i in {until}:\n" in new
+    assert "            self.i += 1\n            self.said()\n" in new
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("self.layer.i()", "print(self.i)"),
+        ("Fit().run()", "fit = Fit()\nfit.run()\nprint(fit.i)"),
+        ("print(self.i)", "self.i = 0"),
+        ("self.i < n", "self.i < self.n()"),
+        ("self.i += 1", "self.i += 2"),
+        ("self.i = 0\n    def read(self): self.i = ", "pass; i = 0; i = "),
+    ],
+)  # fmt: skip
+def test_an_attribute_is_left_that_does_more_than_count(old: str, new: str) -> None:
+    assert old in COUNTING
+    assert "while self.i <" in convert(HEAD + COUNTING.replace(old, new))
 
 
 # All together.

@@ -10,7 +10,8 @@ from elasticrun.lint.editing import Edit, ends_its_line
 from elasticrun.lint.finding import Finding, Rule, place_of
 from elasticrun.lint.naming import last_name, named
 from elasticrun.lint.project import Module
-from elasticrun.lint.rules.keeping import Kept, counted, files
+from elasticrun.lint.rules.asking import Asked, asked_loops
+from elasticrun.lint.rules.keeping import AGAIN, Kept, counted, files, keeping, until
 from elasticrun.lint.rules.summing import BARS, Loaders, below, sums
 from elasticrun.lint.rules.wrapping import is_optimizer, wrappings
 from elasticrun.lint.script import Loop, Script
@@ -53,7 +54,16 @@ def edits_of(tree: ast.Module, text: str) -> list[Edit]:
         return []
     in_loops = set().union(*outermost.values())
     wraps = list(wrappings(script, in_loops))
-    edits = [*_loops(script, outermost), *_loaders(script, in_loops)]
+    made = _loaders_made(script)
+    training = in_loops.union(outermost)
+    asked = [
+        e for e in asked_loops(script, Loaders(script, made)) if e.loop in training
+    ]
+    loaders = list(_loaders(script, made, in_loops, asked))
+    changes = [edit for each in asked for edit in each.edits]
+    if not all(each.is_certain for each in loaders):
+        changes = [each._replace(is_certain=False) for each in changes]
+    edits = [*_loops(script, outermost, asked), *loaders, *changes]
     if not wraps or not all(each.text and each.is_certain for each in wraps):
         # They would go on with a model that is in no checkpoint, or has a share of the
         # samples and its own gradients.
@@ -63,7 +73,7 @@ def edits_of(tree: ast.Module, text: str) -> list[Edit]:
         # It starts its own replicas; what becomes of that is for the author to find.
         edits = [each._replace(is_certain=False) for each in edits]
     elif wraps and all(each.is_in_patch for each in wraps):  # as `edits` then are
-        edits += _uses(script, edits)
+        edits += _uses(script, edits, asked)
     if edits:
         edits.append(_import(tree, edits))
     return sorted(edits, key=lambda each: (each.node.lineno, each.node.col_offset))
@@ -78,19 +88,21 @@ def edits_beside(tree: ast.Module, text: str) -> list[Edit]:
     if edits := edits_of(tree, text):
         return edits
     script = Script(tree, text)
-    edits = [*_loaders(script, set()), *wrappings(script, set())]
+    loaders = _loaders(script, _loaders_made(script), set(), [])
+    edits = [*loaders, *wrappings(script, set())]
     edits += [_import(tree, edits)] if edits else []
     return [each._replace(is_certain=False) for each in edits]
 
 
-def _uses(script: Script, edits: list[Edit]) -> Iterator[Edit]:
+def _uses(script: Script, edits: list[Edit], asked: list[Asked]) -> Iterator[Edit]:
     """Yield what becomes of files, and of sums and values if all loops go on."""
     yield from files(script)
     if not all(each.is_in_patch or isinstance(each.node, ast.While) for each in edits):
         return
-    calls = (script.parents[each.node] for each in edits if each.node in script.parents)
-    made = [e for e in calls if isinstance(e, ast.Call)]
-    loaders = Loaders(script, (e for e in made if _is_loader(script.origin(e.func))))
+    made = _loaders_made(script)
+    changed = {script.parents.get(each.node) for each in edits}
+    loaders = Loaders(script, (each for each in made if each in changed))
+    loaders.loops |= {e.loop: ast.parse(e.over, mode="eval").body for e in asked}
     counting: dict[Loop, str] = {}
     for edit in edits:
         if "elasticrun.remaining_" in edit.text:
@@ -160,12 +172,14 @@ def _outermost_loops(script: Script) -> dict[Loop, set[ast.AST]]:
     return {each: inside for each, inside in trains.items() if each not in inner}
 
 
-def _loops(script: Script, outermost: dict[Loop, set[ast.AST]]) -> Iterator[Edit]:
+def _loops(
+    script: Script, outermost: dict[Loop, set[ast.AST]], asked: list[Asked]
+) -> Iterator[Edit]:
     """Yield what becomes of the loops that count; of others, if no loop counts."""
     counting: list[tuple[ast.Call, str, Loop]] = []
     others: list[Edit] = []
     for loop, inside in outermost.items():
-        if _is_over_batches(loop):
+        if _is_over_batches(loop) or loop in [each.loop for each in asked]:
             continue  # The loader itself goes on where it was.
         head = loop.test if isinstance(loop, ast.While) else below(loop.iter, BARS)
         if any(is_optimizer(script, each) for each in inside):
@@ -175,7 +189,7 @@ def _loops(script: Script, outermost: dict[Loop, set[ast.AST]]) -> Iterator[Edit
         else:
             others.append(Edit(head, _OTHER_LOOP))
     for head, what, loop in counting:
-        edit = _until(head, what)
+        edit, *kept = _until(head, what, loop)
         is_alone = [each[1] for each in counting].count(what) == 1
         if not (is_alone and script.runs_once(loop)):
             why = f"{edit.why}; all such loops of a job count on from one another"
@@ -183,6 +197,7 @@ def _loops(script: Script, outermost: dict[Loop, set[ast.AST]]) -> Iterator[Edit
         if not any(map(_is_backward_pass, outermost[loop])):
             edit = edit._replace(why=f"if this trains, {edit.why}", is_certain=False)
         yield edit
+        yield from (each._replace(is_certain=edit.is_certain) for each in kept)
     if not counting:
         yield from _by_hand(script, outermost) or others
 
@@ -190,7 +205,7 @@ def _loops(script: Script, outermost: dict[Loop, set[ast.AST]]) -> Iterator[Edit
 def _by_hand(script: Script, outermost: dict[Loop, set[ast.AST]]) -> list[Edit]:
     """Return what becomes of the only loop, if that is a `while` that counts."""
     [loop, *others] = outermost
-    if others or not isinstance(loop, ast.While):
+    if others or not isinstance(loop, ast.While) or not script.runs_once(loop):
         return []
     return counted(script, loop, _what_counts(script, loop, outermost[loop]))
 
@@ -208,32 +223,19 @@ def _says_epochs(loop: Loop) -> bool:
     return "epoch" in (ast.unparse(loop.target) + ast.unparse(loop.iter)).lower()
 
 
-def _until(counts: ast.Call, what: str) -> Edit:
-    """Return the edit of `range(...)`, which counts epochs or steps."""
-    why = f"a restart would begin with the first of these {what} again"
-    new = f"elasticrun.remaining_{what}_until"
+def _until(counts: ast.Call, what: str, loop: Loop) -> list[Edit]:
+    """Return the edits of `range(...)`, which counts epochs or steps."""
     *begin, end = counts.args[:2]
-    start = ast.unparse(begin[0]) if begin else "0"
-    if len(counts.args) > 2 or (start.isdigit() and start not in ("0", "1")):
-        return Edit(counts, f"{why}: count them one by one from 0, with `{new}`")
-    if start == "1" and what == "steps":
-        return Edit(counts, f"{why}: write `{new}`, which counts from 0")
-    until = ast.unparse(_less_one(end) if start == "1" else end)
-    new += f"({until}, start=1)" if start == "1" else f"({until})"
-    is_certain = start in ("0", "1")
-    beside = "" if is_certain else f", which begins where it must without `{start}`"
-    return Edit(counts, f"{why}: write `{new}`{beside}", new, is_certain)
-
-
-def _less_one(number: ast.expr) -> ast.expr:
-    match number:
-        case ast.BinOp(rest, ast.Add(), ast.Constant(1)):
-            return rest
-        case ast.BinOp(ast.Constant(1), ast.Add(), rest):
-            return rest
-        case ast.Constant(int(value)):
-            return ast.Constant(value - 1)
-    return ast.BinOp(number, ast.Sub(), ast.Constant(1))
+    start = begin[0] if begin else ast.Constant(0)
+    kept = keeping(loop, start)
+    if len(counts.args) > 2 or kept is None:
+        new = f"elasticrun.remaining_{what}_until"
+        return [Edit(counts, f"{AGAIN.format(what)}: count one by one, with `{new}`")]
+    new = until(what, start, end)
+    why = f"{AGAIN.format(what)}: write `{new}`"
+    if kept:
+        why += f", and keep where that begins, `{kept[0].text}`"
+    return [Edit(counts, why, new), *kept]
 
 
 def _is_range(call: ast.Call) -> bool:
@@ -258,13 +260,10 @@ def _is_backward_pass(node: ast.AST) -> bool:
 # Loaders.
 
 
-def _loaders(script: Script, in_loops: set[ast.AST]) -> Iterator[Edit]:
-    made = [
-        each
-        for each in script.nodes
-        if isinstance(each, ast.Call) and _is_loader(script.origin(each.func))
-    ]
-    asked_at = _asked_at(script, made)
+def _loaders(
+    script: Script, made: list[ast.Call], in_loops: set[ast.AST], asked: list[Asked]
+) -> Iterator[Edit]:
+    asked_at = _asked_at(script, made, set().union(*(each.nodes for each in asked)))
     new = "elasticrun.AdaptiveDataLoader"
     for node in made:
         doubt = _doubt_about(script, node)
@@ -284,8 +283,12 @@ def _loaders(script: Script, in_loops: set[ast.AST]) -> Iterator[Edit]:
         yield Edit(node.func, why, new, is_certain=not doubt)
 
 
-def _is_loader(origin: str) -> bool:
-    return origin.startswith("torch.utils.data.") and origin.endswith(".DataLoader")
+def _loaders_made(script: Script) -> list[ast.Call]:
+    """Return the calls that make a DataLoader of torch's."""
+    calls = [each for each in script.nodes if isinstance(each, ast.Call)]
+    origins = [script.origin(each.func) for each in calls]
+    is_loader = re.compile(r"torch\.utils\.data\.(.*\.)?DataLoader").fullmatch
+    return [call for call, name in zip(calls, origins, strict=True) if is_loader(name)]
 
 
 def _doubt_about(script: Script, loader: ast.Call) -> str:
@@ -314,12 +317,16 @@ def _names_sampler(node: ast.AST) -> bool:
     return name in ("sampler", "batch_sampler")
 
 
-def _asked_at(script: Script, loaders: list[ast.Call]) -> int:
-    """Return a line in which something else than a loop asks a loader, or 0."""
+def _asked_at(script: Script, loaders: list[ast.Call], known: set[ast.AST]) -> int:
+    """Return a line in which something else than a loop asks a loader, or 0.
+
+    Args:
+        known: What asks one, and becomes a loop.
+    """
     parents = (script.parents[each] for each in loaders)
     targets = (each for p in parents for each in getattr(p, "targets", ()))
     names = {ast.unparse(each) for each in targets}
-    for node in script.nodes:
+    for node in (each for each in script.nodes if each not in known):
         for each in map(ast.unparse, _asked_by_hand(node)):
             if each in names or re.search(r"(?i)loader|(^|_)dl$", each):
                 return getattr(node, "lineno", 0)

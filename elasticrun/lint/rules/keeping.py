@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 
@@ -11,25 +12,58 @@ from elasticrun.lint.naming import last_name, named
 from elasticrun.lint.rules.summing import Loaders, has_backward_pass
 from elasticrun.lint.script import Loop, Name, Script, is_stored
 
-# Loops that count by hand.
+AGAIN = "a restart would begin with the first of these {} again"
+
+# Loops that count.
+
+
+def until(what: str, start: ast.expr, end: ast.expr) -> str:
+    """Return what counts epochs or steps from one number to another."""
+    match ast.unparse(start), end:
+        case "0", _:
+            return f"elasticrun.remaining_{what}_until({ast.unparse(end)})"
+        case "1", (
+            ast.BinOp(rest, ast.Add(), ast.Constant(1))
+            | ast.BinOp(ast.Constant(1), ast.Add(), rest)
+        ):
+            number = rest
+        case _, ast.Constant(int(last)) if isinstance(start, ast.Constant):
+            number = ast.Constant(last - int(ast.unparse(start)))
+        case _:
+            number = ast.BinOp(end, ast.Sub(), start)
+    new = f"elasticrun.remaining_{what}_until({ast.unparse(number)}"
+    return f"{new}, start={ast.unparse(start)})"
+
+
+def keeping(loop: Loop, start: ast.expr) -> list[Edit] | None:
+    """Return what lets a loop begin with the same number after each restart.
+
+    The number is that of the first start, whatever the script finds then, as a file
+    that it has written itself. None if the number has no name.
+    """
+    if isinstance(start, ast.Constant):
+        return [] if isinstance(start.value, int) else None
+    name = ast.unparse(start)
+    if not re.fullmatch(r"(\w+\.)*\w+", name):
+        return None
+    return [Edit(loop, "", f"{name} = {_variables(name)}.value", place="before")]
+
+
+def _variables(name: str) -> str:
+    return f'elasticrun.Variables(value={name}, name="{name.split(".")[-1]}")'
 
 
 def counted(script: Script, loop: ast.While, what: str) -> list[Edit]:
-    """Return what becomes of `while i < n`, if each turn ends with `i += 1`."""
+    """Return what becomes of `while i < n`, if each turn has one `i += 1`."""
     match loop.test:
-        case ast.Compare(ast.Name(name), [ast.Lt()], [end]):
-            mentions = script.mentions(name, script.scope(loop))
+        case ast.Compare(ast.Name() | ast.Attribute() as counter, [ast.Lt()], [end]):
+            name = ast.unparse(counter)
         case _:
             return []
-    stores = [each for each in mentions if is_stored(each)]
-    *body, last = loop.body
-    is_counter = (
-        len(stores) == 2
-        and ast.unparse(last) == f"{name} += 1"
-        and _begun(script, stores[0], loop) == "0"
-        and not any(e.lineno > (loop.end_lineno or 0) for e in mentions)
-    )
     inside = script.reached([loop])
+    stores, reads = _stores_and_reads(script, loop, counter)
+    early = [each for each in stores if each not in inside]
+    steps = [each for each in loop.body if ast.unparse(each) == f"{name} += 1"]
     changed = {ast.unparse(each) for each in inside if is_stored(each)}
     is_fixed = not any(
         isinstance(e, ast.Call | ast.Subscript) or ast.unparse(e) in changed
@@ -38,22 +72,48 @@ def counted(script: Script, loop: ast.While, what: str) -> list[Edit]:
     goes_on = any(
         isinstance(e, ast.Continue) and script.loop(e) is loop for e in inside
     )
-    if not is_counter or not is_fixed or goes_on or not body or loop.orelse:
+    is_counter = early and len(stores) == len(early) + 1 and reads <= inside and steps
+    if not is_counter or not is_fixed or goes_on or loop.orelse or len(loop.body) < 2:
         return []
-    call = f"elasticrun.remaining_{what}_until({ast.unparse(end)})"
+    begun = _begun(script, early[0], loop) if len(early) == 1 else ""
+    start = ast.Constant(int(begun)) if begun.isdigit() else counter
+    call = until(what, start, end)
     head = f"for {name} in {call}"
-    why = f"a restart would begin with the first of these {what} again: write `{head}`"
+    why = f"{AGAIN.format(what)}: write `{head}`"
     word = ast.copy_location(ast.Name("while"), loop)
     word.end_lineno, word.end_col_offset = loop.lineno, loop.col_offset + len("while")
+    is_last = steps == loop.body[-1:] and script.has_own_lines(steps[0])
     return [
         Edit(loop, why, f"{head}: pass", is_certain=False),
         Edit(word, "", f"for {name} in"),
         Edit(loop.test, "", call),
-        *([Edit(last, "")] if script.has_own_lines(last) else []),
+        *(keeping(loop, start) or ()),
+        *([Edit(steps[0], "")] if is_last else []),
     ]
 
 
-def _begun(script: Script, name: ast.Name, loop: Loop) -> str:
+def _stores_and_reads(
+    script: Script, loop: Loop, counter: Name
+) -> tuple[list[Name], set[Name]]:
+    """Return where a counter is stored, and where it is read that the loop must be.
+
+    Behind a loop that had ended before a restart, it is where it began.
+    """
+    if isinstance(counter, ast.Name):
+        known = script.mentions(counter.id, script.scope(loop))
+        late = {each for each in known if each.lineno > (loop.end_lineno or 0)}
+        return [*filter(is_stored, known)], {e for e in late if not is_stored(e)}
+    calls = {each.func for each in script.nodes if isinstance(each, ast.Call)}
+    mentions = [
+        each
+        for each in script.nodes
+        if isinstance(each, ast.Attribute) and each.attr == counter.attr
+        if each not in calls
+    ]
+    return [*filter(is_stored, mentions)], {e for e in mentions if not is_stored(e)}
+
+
+def _begun(script: Script, name: Name, loop: Loop) -> str:
     """Return what a name is given in front of a loop, in the same statements."""
     value, statement = script.assigned(name), script.statement(name)
     is_before = (
@@ -67,6 +127,7 @@ def _begun(script: Script, name: ast.Name, loop: Loop) -> str:
 
 # Values that live over epochs.
 
+_JUMPS = ast.Continue | ast.Break | ast.Return | ast.Raise
 _SAME_CALLS = named("min max abs round float int bool sum len")
 
 
@@ -92,34 +153,59 @@ class Kept:
     def edits(self) -> Iterator[Edit]:
         """Yield what makes Variables of them."""
         every = [each for loop in self._counting for each in self._candidates(loop)]
-        kept = [each for each in every if self._is_same_name(each[0].id)]
-        for first, *others in kept:
+        kept = [each for each in every if self._is_same_name(each[1][0].id)]
+        for loop, (first, *others) in kept:
+            late = [each for each in others if each.lineno > loop.lineno]
             value = self._script.assigned(first)
-            assert value is not None
-            yield inserted(value, "elasticrun.Variables(value=", behind=False)
-            label = f', name="{first.id}"' if len(kept) > 1 else ""
-            yield inserted(value, f"{label})", behind=True)
-            for each in others:
+            is_only = not any(is_stored(e) and e not in late for e in others)
+            if value and is_only and _begun(self._script, first, loop):
+                label = f', name="{first.id}"' if len(kept) > 1 else ""
+                yield inserted(value, "elasticrun.Variables(value=", behind=False)
+                yield inserted(value, f"{label})", behind=True)
+                late = others
+            else:
+                is_fixed = not any(map(is_stored, late))
+                late = [] if is_fixed else late
+                line = f"{first.id} = {_variables(first.id)}{'.value' * is_fixed}"
+                yield Edit(loop, "", line, place="before")
+            for each in late:
                 yield inserted(each, ".value", behind=True)
 
-    def _candidates(self, loop: Loop) -> Iterator[list[ast.Name]]:
+    def _candidates(self, loop: Loop) -> Iterator[tuple[Loop, list[ast.Name]]]:
         """Yield where each name stands that may be kept, first where it begins."""
         inside = set(ast.walk(loop))
-        names = {e.id for e in inside if isinstance(e, ast.Name) and is_stored(e)}
-        if isinstance(loop, ast.While):  # Which counts by itself then.
-            names -= {ast.unparse(each) for each in ast.walk(loop.test)}
-        for name in sorted(names):
+        head = loop.test if isinstance(loop, ast.While) else loop.iter
+        counters = {ast.unparse(each) for each in ast.walk(head)}  # by themselves
+        names = {e.id for e in inside if isinstance(e, ast.Name)}
+        for name in sorted(names - counters):
             mentions = self._script.mentions(name, self._script.scope(loop))
             stores = [e for e in mentions if not isinstance(e.ctx, ast.Load)]
+            early = [e for e in stores if e not in inside]
             if (
-                mentions
+                early
                 and stores[0] is mentions[0]
-                and _is_constant(_begun(self._script, stores[0], loop))
-                and inside.issuperset(stores[1:])
-                and _is_read_first(loop, inside.intersection(mentions))
+                and self._script.statement(early[0]) in self._script.body_of(loop)
+                and (
+                    _is_read_first(loop, inside.intersection(mentions))
+                    if early != stores
+                    else any(map(self._is_loaded, early))
+                )
                 and all(map(self._can_grow, mentions[1:]))
+                and (
+                    _is_number(self._script.assigned(early[0]))
+                    or not any(map(self._is_loaded, early))
+                )
             ):
-                yield mentions
+                yield loop, mentions
+
+    def _is_loaded(self, store: Name) -> bool:
+        """Return whether a branch that loads an own checkpoint stores a name."""
+        return not self._script.loop(store) and any(
+            isinstance(node, ast.Call) and self._script.origin(node.func) in _READERS
+            for branch in self._script.above(store)
+            if isinstance(branch, ast.If) and not self._counting & {*ast.walk(branch)}
+            for node in ast.walk(branch)
+        )
 
     def _can_grow(self, name: ast.Name) -> bool:
         """Return whether `.value` can be written behind a name."""
@@ -147,7 +233,8 @@ class Kept:
 
     def _is_same_store(self, store: Name) -> bool:
         around = self._script.parents[store]
-        if around in self._counting or store in self._summed:
+        is_counter = around in self._counting or store in self._summed
+        if is_counter or self._is_loaded(store):
             return True
         loop = self._script.parents[around]
         if loop in self._loaders.loops and isinstance(around, ast.Tuple):
@@ -161,9 +248,16 @@ class Kept:
     def _runs_alike(self, node: ast.AST) -> bool:
         """Return whether all replicas come alike to what stands in a statement."""
         if isinstance(node, ast.If):
-            return self._is_same(node.test)
+            is_main = ast.unparse(node.test).startswith("__name__")
+            return is_main or self._is_same(node.test)
         if isinstance(node, ast.For) and node in self._loaders.loops:
-            return has_backward_pass(self._script, node)
+            jumps = (e for e in ast.walk(node) if isinstance(e, _JUMPS))
+            return has_backward_pass(self._script, node) and all(
+                self._is_same(e.test)
+                for jump in jumps
+                for e in self._script.above(jump)
+                if isinstance(e, ast.If)
+            )
         is_other = isinstance(node, ast.For | ast.While | ast.Try)
         return not is_other or node in self._counting
 
@@ -196,6 +290,11 @@ class Kept:
         return last_name(node) == "dataset" or bool(self._loaders.of(node))
 
 
+def _is_number(node: ast.expr | None) -> bool:
+    text = ast.unparse(node) if node else ""
+    return re.fullmatch(r"-?(float\('-?inf'\)|[\d.e+]+)", text) is not None
+
+
 def _is_read_first(loop: Loop, mentions: set[ast.AST]) -> bool:
     """Return whether a turn of a loop may read what an earlier one has stored."""
     for statement in loop.body:
@@ -207,15 +306,6 @@ def _is_read_first(loop: Loop, mentions: set[ast.AST]) -> bool:
         if own and isinstance(statement, ast.Assign):
             return False
     return False
-
-
-def _is_constant(text: str) -> bool:
-    """Return whether a text is a number, or None."""
-    try:
-        value = ast.literal_eval(text.replace("float('inf')", "1e999"))
-    except (ValueError, SyntaxError):
-        return False
-    return value is None or isinstance(value, int | float)
 
 
 # Files.
@@ -233,14 +323,34 @@ _HARMLESS = named("""
 
 
 def files(script: Script) -> Iterator[Edit]:
-    """Yield what lets rank 0 alone write a file that no other one reads."""
+    """Yield what lets rank 0 alone write a file that no other one reads.
+
+    What a call computes that it writes, all replicas compute before it.
+    """
     found = [e for e in script.nodes if isinstance(e, ast.stmt) and _writes(script, e)]
+    names = {each.id for each in script.nodes if isinstance(each, ast.Name)}
+    name = next(
+        each for each in ("saved", "saved_now", "saved_here") if each not in names
+    )
     for statement in found:
-        body = script.body_of(statement)
+        body, computed = script.body_of(statement), _computed(statement)
         number = body.index(statement)
-        if not number or body[number - 1] not in found:
-            yield Edit(statement, "", "if elasticrun.rank() == 0:", place="before")
+        lines = [f"{name} = {ast.unparse(each)}" for each in computed[:1]]
+        if lines or not number or body[number - 1] not in found:
+            lines.append("if elasticrun.rank() == 0:")
+            yield Edit(statement, "", "\n".join(lines), place="before")
+        yield from (Edit(each, "", name) for each in computed[:1])
         yield Edit(statement, "", "    ", place="indent")
+
+
+def _computed(node: ast.stmt) -> list[ast.expr]:
+    """Return what a call is given first, and all in it, if that calls something."""
+    match node:
+        case ast.Expr(ast.Call(_, [given, *_])):
+            inside = [each for each in ast.walk(given) if isinstance(each, ast.expr)]
+            calls = (last_name(e.func) for e in inside if isinstance(e, ast.Call))
+            return inside if set(calls) - _HARMLESS else []
+    return []
 
 
 def _writes(script: Script, node: ast.stmt) -> bool:
@@ -256,12 +366,14 @@ def _writes(script: Script, node: ast.stmt) -> bool:
             harmless = _HARMLESS | _IN_BLOCKS
         case _:
             return False
+    computed = {*_computed(node), call}
     for each in ast.walk(node):
         match each:
             case ast.Constant() | ast.JoinedStr() if each.lineno != each.end_lineno:
                 return False  # Lines of a text cannot be indented.
-            case ast.Call(func) if each is not call and last_name(func) not in harmless:
-                return False
+            case ast.Call(func) if last_name(func) not in harmless:
+                if each not in computed:
+                    return False
             case ast.Await() | ast.Yield() | ast.NamedExpr():
                 return False
     is_read = any(_may_read(script, each, node) for each in script.nodes)
@@ -278,5 +390,10 @@ def _may_read(script: Script, node: ast.AST, written: ast.stmt) -> bool:
     """Return whether another replica may read what rank 0 has not written yet."""
     if not isinstance(node, ast.Call) or script.origin(node.func) not in _READERS:
         return False
-    is_alike = script.scope(node) is script.scope(written) and not script.loop(node)
-    return not is_alike or node.lineno > written.lineno
+    if script.scope(node) is script.scope(written) and not script.loop(node):
+        return node.lineno > written.lineno
+    read, write = (
+        [e.lineno for e in script.at_top if e is each or e in script.around(each)]
+        for each in (node, written)
+    )
+    return not read or not write or max(read) >= min(write)

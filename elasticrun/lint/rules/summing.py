@@ -6,7 +6,6 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from functools import cached_property
 from typing import NamedTuple
 
 from elasticrun.lint.editing import Edit, inserted
@@ -18,7 +17,6 @@ _NUMBERS = named("item float int")
 _SAME_VALUE = _NUMBERS | named("detach cpu double clone type to")
 _REDUCTIONS = named("sum mean std var norm prod max min median amax amin logsumexp")
 _OTHER_MEANS = named("weight pos_weight ignore_index size_average reduce")
-_NO_GRADIENTS = re.compile(r"\b(no_grad|inference_mode)\b")
 _LOSS = re.compile(r"torch\.nn\..*(?i:loss|entropy)")
 _OF_LOSS = re.compile("loss|criterion|entropy", re.IGNORECASE)
 _TENSOR = "tensor "
@@ -103,8 +101,8 @@ class Loaders:
     def numbered(self, loop: ast.For) -> ast.Call | None:
         """Return the `enumerate` of a loop that numbers the loader's own batches."""
         match below(loop.iter, BARS):
-            case ast.Call(_, [only], []) as call if only is self.loops[loop]:
-                return call
+            case ast.Call(_, [only] | [only, ast.Constant(0)], []) as call:
+                return call if only is self.loops[loop] else None
         return None
 
     def enumerated(self) -> Iterator[Edit]:
@@ -112,56 +110,6 @@ class Loaders:
         for loop, loader in self.loops.items():
             if call := self.numbered(loop):
                 yield Edit(call, "", f"{ast.unparse(loader)}.enumerate()")
-
-    def without_padding(self, loop: ast.For) -> set[ast.Call]:
-        """Return a loop's loaders, if none of them is needed with even batches.
-
-        That is where no loop over them has gradients: in those all replicas must come
-        to each backward pass.
-        """
-        made = self.of(self.loops[loop])
-        homes = (self._script.parents[each] for each in made)
-        is_known = all(
-            isinstance(e, ast.Assign | ast.Return | ast.Tuple) for e in homes
-        )
-        has_room = all(each.keywords or _last_of(each) for each in made)
-        return made if is_known and has_room and not made & self._needed else set()
-
-    @cached_property
-    def _needed(self) -> set[ast.Call]:
-        """The loaders that may be needed with even batches."""
-        trained = (e for e in self.loops if not self._is_evaluation(e))
-        needed = [self.of(self.loops[each]) for each in trained]
-        for node in self._script.nodes:
-            match node:
-                case ast.Name() | ast.Attribute() if not is_stored(node):
-                    needed += [] if self._is_harmless(node) else [self.of(node)]
-        return set().union(*needed)
-
-    def _is_evaluation(self, loop: ast.For) -> bool:
-        within = [*self._script.above(loop), *loop.body[: len(loop.body) == 1]]
-        texts = [
-            ast.unparse(item)
-            for e in within
-            if isinstance(e, ast.With)
-            for item in e.items
-        ]
-        decorators = getattr(self._script.scope(loop), "decorator_list", ())
-        texts += map(ast.unparse, decorators)
-        has_none = any(map(_NO_GRADIENTS.search, texts))
-        return has_none and not has_backward_pass(self._script, loop)
-
-    def _is_harmless(self, node: Name) -> bool:
-        """Return whether a loader is only looped over here, measured or handed on."""
-        parent = self._script.parents[node]
-        if isinstance(parent, ast.keyword):
-            parent = self._script.parents[parent]
-        if isinstance(parent, ast.Attribute):
-            return parent.attr in ("dataset", "batch_size")
-        if isinstance(parent, ast.Call):
-            is_read = last_name(parent.func) in BARS | {"enumerate", "len"}
-            return is_read or bool(self._script.called(parent))
-        return isinstance(parent, ast.For | ast.Return | ast.Tuple | ast.Assign)
 
     # What the number is that a loop adds up.
 
@@ -277,15 +225,6 @@ def _reduces(node: ast.AST) -> bool:
     return not any(ast.unparse(each) in ("1", "-1") for each in given)
 
 
-def _last_of(call: ast.Call) -> ast.expr | ast.keyword | None:
-    """Return a call's last argument, if the call ends directly behind it."""
-    given: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
-    last = max(given, key=lambda e: (e.lineno, e.col_offset), default=None)
-    if last is None or last.end_lineno != call.end_lineno:
-        return None
-    return last if (last.end_col_offset or 0) + 1 == call.end_col_offset else None
-
-
 # Sums.
 
 
@@ -317,16 +256,13 @@ def sums(
         steps: The loops over steps, in which no Accumulator can be made.
     """
     begun: set[ast.stmt] = set()
-    uneven: set[ast.Call] = set()
     for loop, loader in loaders.loops.items():
         found = list(_sums_of(script, loaders, loop, steps))
         if not found:
             continue
-        over, has_sums = ast.unparse(loader), not all(each.is_mean for each in found)
-        made = loaders.without_padding(loop) if has_sums else set()
-        uneven |= made
+        over = ast.unparse(loader)
         for each in found:
-            weight = "" if made else f" * ({over}.num_valid > 0)"  # none of padding
+            weight = f" * ({over}.num_valid > 0)"  # none of padding
             if each.is_mean:
                 weight = f" * {over}.loss_weight / elasticrun.world_size()"
             for added in each.added:
@@ -339,19 +275,13 @@ def sums(
             total = each.show.format(f'{name}["{each.name}"]')
             lines.append(f"    {each.name} = {total}")
         yield Edit(loop, "", "\n".join(lines), place="behind")
-    for call in uneven:
-        if last := _last_of(call):
-            yield inserted(last, ", even_batches=False", behind=True)
-        else:
-            yield inserted(call.keywords[0], "even_batches=False, ", behind=False)
 
 
 def _times(value: ast.expr, weight: str) -> Iterator[Edit]:
     is_sum = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add | ast.Sub)
-    if is_sum and weight:
+    if is_sum:
         yield inserted(value, "(", behind=False)
-    if weight:
-        yield inserted(value, ")" * is_sum + weight, behind=True)
+    yield inserted(value, ")" * is_sum + weight, behind=True)
 
 
 def _begun(name: str, statements: set[ast.stmt], found: list[_Sum]) -> Iterator[Edit]:
