@@ -245,7 +245,8 @@ def _role_of(cls: Class) -> str:
     if role or cls.methods.keys().isdisjoint(("step", "update")):
         return role
     role = roles.class_role(cls.node.name)
-    return role if ("step" if role == "scheduler" else "update") in cls.methods else ""
+    wanted = "step" if role == "scheduler" else "update"
+    return role if wanted in cls.methods else ""
 
 
 def _is_elastic(name: str) -> bool:
