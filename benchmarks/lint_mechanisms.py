@@ -56,6 +56,7 @@ MECHANISMS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "contents of arrays": (expressions, "_may_hold", always(False)),
     "updates told from sets": (assignment, "_how", always("set")),
     "tests that only log": (statements, "_is_quiet", always(False)),
+    "tests for what is missing": (statements, "_is_lazy", always(False)),
     "losses": (calls, "taints_of_loss", lambda _, taints: taints),
     "generators asked by next": (externals, "_loaders_of", always([])),
     "the same test at a write and a reading": (

@@ -258,7 +258,8 @@ def join(first: Value, second: Value) -> Value:
         return second if vague[0] else first
     if first.is_object and second.is_object:
         for each, beside in ((first, second), (second, first)):
-            each.also += [] if beside in each.also else [beside]
+            if beside not in each.also:
+                each.also.append(beside)
     return first
 
 

@@ -186,11 +186,6 @@ _INNER = frozenset(("module", "_orig_mod"))  # under which a wrapper has its mod
 _SAME_OBJECT = frozenset(("module", "data", "_orig_mod", "T"))
 
 
-def _evaluate_attribute(walk: Walk, node: ast.Attribute) -> Value:
-    base = walk.evaluate(node.value)
-    return attribute(walk, base, node.attr, node)
-
-
 def attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value:
     """Return `base.name`."""
     if base.kind == "ext":
@@ -350,6 +345,8 @@ EXPRESSIONS: Mapping[type[ast.expr], Evaluate] = {
     ast.Tuple: _evaluate_sequence,
     ast.Set: _evaluate_sequence,
     ast.Dict: _evaluate_dict,
-    ast.Attribute: _evaluate_attribute,
+    ast.Attribute: lambda walk, node: attribute(
+        walk, walk.evaluate(node.value), node.attr, node
+    ),
     ast.Subscript: _evaluate_subscript,
 }

@@ -340,7 +340,7 @@ def write_content(
 
 def grow(walk: Walk, value: Value, node: ast.AST, text: str, content: Value) -> None:
     """Note that something is added to a container."""
-    is_time = content.taints == frozenset(("time",))
+    is_time = content.taints == frozenset(("time",))  # of which a loss is harmless
     write_content(walk, value, node, "grow", text, content if is_time else value)
     walk.note(
         node, "changed", value, how="grow", name="[]", text=text, taints=content.taints

@@ -239,17 +239,14 @@ def _run_import_from(walk: Walk, node: ast.ImportFrom) -> None:
 
 
 def _role_of(cls: Class) -> str:
-    for each in cls.lineage():
-        for base in each.bases:
-            if base.kind == "ext":
-                role = roles.base_role(base.name)
-                if role:
-                    return role
-    if "step" in cls.methods or "update" in cls.methods:
-        role = roles.class_role(cls.node.name)
-        wanted = "step" if role == "scheduler" else "update"
-        return role if wanted in cls.methods else ""
-    return ""
+    bases = (base for each in cls.lineage() for base in each.bases)
+    found = (roles.base_role(base.name) for base in bases if base.kind == "ext")
+    role = next(filter(None, found), "")
+    if role or cls.methods.keys().isdisjoint(("step", "update")):
+        return role
+    role = roles.class_role(cls.node.name)
+    wanted = "step" if role == "scheduler" else "update"
+    return role if wanted in cls.methods else ""
 
 
 def _is_elastic(name: str) -> bool:

@@ -64,15 +64,13 @@ def change(walk: Walk, it: MethodCalled) -> Value:
 
 def items(_: Walk, it: MethodCalled) -> Value:
     """Return the items of a dictionary, its keys or its values."""
-    held = taints_of(it.receiver.attrs.values())
-    made = Value("list", taints=it.receiver.taints | held)
-    made.is_complete = it.receiver.is_complete and bool(it.receiver.attrs)
-    pairs = [[constant(k), v] for k, v in it.receiver.attrs.items()]
+    attrs = it.receiver.attrs
+    parts = [constant(key) for key in attrs] if it.name == "keys" else [*attrs.values()]
     if it.name == "items":
-        made.parts = [Value("tuple", parts=pair) for pair in pairs]
-    else:
-        made.parts = [pair[it.name == "values"] for pair in pairs]
-    return made
+        parts = [Value("tuple", parts=[constant(k), v]) for k, v in attrs.items()]
+    taints = it.receiver.taints | taints_of(attrs.values())
+    is_complete = it.receiver.is_complete and bool(attrs)
+    return Value("list", parts=parts, taints=taints, is_complete=is_complete)
 
 
 # Random numbers.

@@ -149,7 +149,9 @@ def _run_with(walk: Walk, node: ast.With | ast.AsyncWith) -> None:
     walk.catching += tuple(map(written, suppressing))
     walk.run(node.body)
     walk.catching = outer
-    for each in suppressing if len(walk.graph.loops) > loops else ():
+    if len(walk.graph.loops) == loops:
+        return
+    for each in suppressing:
         if isinstance(each, ast.Call) and STOPS & set(map(last_name, each.args)):
             walk.note(each, "suppressed", step=entry)
 
@@ -163,10 +165,8 @@ def _run_try(walk: Walk, node: ast.Try) -> None:
     )
     walk.run(node.body)
     walk.catching = outer
-    has_loop, has_epochs = (
-        any(each.step.number >= first for each in loops)
-        for loops in (walk.graph.loops, walk.graph.epochs)
-    )
+    has_loop = any(each.step.number >= first for each in walk.graph.loops)
+    has_epochs = any(each.step.number >= first for each in walk.graph.epochs)
     if has_loop or has_epochs or any(map(_asks_a_loader, walk.events[num_events:])):
         walk.note(node, "guarded", step=entry)
     # Of a body with a dataset loop only the loop is taken to raise.
