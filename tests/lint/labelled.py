@@ -38,6 +38,11 @@ ALSO = {
     ("hydra_like/main.py", 51): "if rank() == 0:",
     # ER209 names the break, too, that the lost value decides.
     ("sage_neighbors.py", 114): "break",
+    ("tabular_topk.py", 49): "break",
+    ("wav2vec_pre/main.py", 40): "break",
+    ("grid_hooks/hooks.py", 70): "if rank() == 0:",
+    # ER503 names the optimizer that gets the rate.
+    ("timm_cut.py", 131): "optimizer = torch.optim.SGD(",
 }
 # Lines without a label at which a message is right, each with the reason.
 RIGHT = {

@@ -29,10 +29,29 @@ MISSED = {
     ("cycle_loader.py", 36): "x, y = next(batches)",
     # ER503 names the optimizer that gets it, in the other file (main.py).
     ("simclr/config.py", 32): "return self.optim.lr * ... * world_size() / 256",
+    # Many a sum of numbers is no sum over samples, so ER309 leaves torch.sum alone.
+    ("fast_style.py", 115): "total_loss.backward()",
+    # No rule counts how often replicas without a batch come to a collective.
+    ("nnclr_queue.py", 110): "dist.all_reduce(counts)",
+    # No rule knows that each replica seeds its generators otherwise.
+    ("sac_pendulum.py", 163): "stats.running = ... + 0.05 * episode_return",
+    # ER312 knows the sums of tensors, not those of lists made of them.
+    ("srcnn.py", 119): 'avg_psnr["psnr"] += sum(... for m in mse.tolist())',
+    # What is divided by is counted in the data set.
+    ("wav2vec_pre/trainer.py", 36): "loss.backward()",
+    # No rule but ER308 speaks of what is done in each micro-batch.
+    ("wav2vec_pre/trainer.py", 40): "self.set_num_updates(...)",
 }
 FALSE = {
     # As many targets are ignored in each sample, which no line of the loop tells.
     ("mingpt_trainer.py", 68, "ER309"): "self.loss.backward()",
+    # The speed is that of this process.
+    ("grid_hooks/hooks.py", 19, "ER301"): "self.steps += 1",
+    # Another hook of the same epoch reads it, behind `if rank() != 0: return`.
+    ("grid_hooks/hooks.py", 65, "ER301"): "self.latest = ...",
+    # All replicas embed the whole bank, on purpose, with weights that do not change.
+    ("nnclr_queue.py", 102, "ER211"): "feats = torch.cat(...)",
+    ("nnclr_queue.py", 103, "ER211"): "labels = torch.cat(...)",
 }
 
 
@@ -55,8 +74,8 @@ def test_no_alarm_is_false(measured: list[Measured]) -> None:
 def test_recall_and_precision(measured: list[Measured]) -> None:
     num_mistakes = sum(each.num_mistakes for each in measured)
     num_messages = sum(each.num_messages for each in measured)
-    assert len(PROGRAMS) >= 130
-    assert num_mistakes >= 320
+    assert len(PROGRAMS) >= 145
+    assert num_mistakes >= 365
     assert 1 - len(MISSED) / num_mistakes >= 0.95
     assert 1 - len(FALSE) / num_messages >= 0.95
 
