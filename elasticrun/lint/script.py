@@ -38,6 +38,7 @@ class Script:
             inner: node for node in self.nodes for inner in ast.iter_child_nodes(node)
         }
         self._imported = dict(_imported(self.nodes))
+        self._calls_of: dict[ast.FunctionDef, list[ast.Call]] = {}
         # Of classes and of objects, by their names; the oldest one of the file stands
         # for all that are derived from it.
         self._class_of: dict[str, str] = {}
@@ -118,8 +119,11 @@ class Script:
 
     def calls_of(self, function: ast.FunctionDef) -> list[ast.Call]:
         """Return what may call a function."""
-        name = function.name if function.name != "__init__" else ""
-        return [each for each in self._calls[name] if self._may_call(each, function)]
+        if function not in self._calls_of:
+            calls = self._calls[function.name if function.name != "__init__" else ""]
+            found = [each for each in calls if self._may_call(each, function)]
+            self._calls_of[function] = found
+        return self._calls_of[function]
 
     @cached_property
     def _calls(self) -> dict[str, list[ast.Call]]:

@@ -117,8 +117,9 @@ def _iterators(script: Script, loaders: Loaders) -> Iterator[tuple[str, Any]]:
                 is_iterator = ast.unparse(call.func) == "iter" or (
                     any(map(_never_ends, functions))
                 )
-                is_one = len(call.args) == 1 and len(loaders.of(call.args[0])) == 1
-                if is_iterator and is_one and not script.loop(node):
+                if not is_iterator or len(call.args) != 1 or script.loop(node):
+                    continue
+                if len(loaders.of(call.args[0])) == 1:
                     yield ast.unparse(name), (node, call.args[0], functions)
 
 

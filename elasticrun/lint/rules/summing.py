@@ -74,7 +74,8 @@ class Loaders:
         self, node: ast.expr | None, asked: frozenset[str] = frozenset()
     ) -> set[ast.Call]:
         """Return which of the loaders an expression is; none if it may be another."""
-        if not isinstance(node, ast.Call | ast.Name | ast.Attribute):
+        may_be_one = isinstance(node, ast.Call | ast.Name | ast.Attribute)
+        if not self._made or node is None or not may_be_one:
             return set()
         if node in self._made:
             return {node}
