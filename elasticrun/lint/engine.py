@@ -22,8 +22,8 @@ from elasticrun.lint.rules.table import CHECKS
 from elasticrun.lint.walk.walker import walk_through
 
 _SCRIPTS = 8  # What more files import is a library, and none of these its script.
-# What a file has that makes loaders or optimizers, or that trains.
-_MAKERS = re.compile(r"DataLoader|optim|backward|epoch", re.IGNORECASE)
+# What a file has that makes loaders or optimizers for another one.
+_MAKERS = re.compile(r"DataLoader\(|\boptim\.\w|[oO]ptimizer\(|Adam|SGD")
 _KEPT = 20  # Modules with text and tree; those of a large project take gigabytes.
 # What a line, or what is said of it, shows of syntax that a version of Python brought.
 _SYNTAX = {
@@ -136,14 +136,19 @@ def _in_plain(
             if module.cells is None:  # A patch of a notebook would be one of its JSON.
                 result.patched.append(module)
             above = importers[module] if len(importers[module]) <= _SCRIPTS else []
-            for script in [e for e in above if _edits_beside(e)] or [module]:
+            scripts = [each for each in _making(above) if _edits_beside(each)]
+            for script in scripts or [module]:
                 if script.name not in walked:
                     walked.add(script.name)
                     yield from _if_elastic(project, options, script, module)
 
 
+def _making(modules: list[Module]) -> list[Module]:
+    return [each for each in modules if _MAKERS.search(each.text)]
+
+
 def _edits_beside(module: Module) -> list[Edit]:
-    tree = module.parse() if _MAKERS.search(module.text) else None
+    tree = module.parse()
     return [] if tree is None else conversion.edits_beside(tree, module.text)
 
 
@@ -155,7 +160,7 @@ def _if_elastic(
     Args:
         training: The file that trains: the script, or one that it imports.
     """
-    beside = [*project.imports(script), *project.imports(training)]
+    beside = _making([*project.imports(script), *project.imports(training)])
     modules = dict.fromkeys([script, training, *beside])
     for module in modules:
         if edits := _edits_beside(module):
