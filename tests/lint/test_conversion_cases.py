@@ -640,3 +640,11 @@ def test_a_folder_without_init_is_the_authors_own(tmp_path: Path) -> None:
     train = folder / "train.py"
     train.write_text(f"from digits.loops import fit\n{HEAD}{EPOCHS}")
     assert not [e for e in lint_paths([train]).findings if e.code == "ER003"]
+
+
+def test_what_is_around_an_optimizer_is_no_optimizer_of_torchs() -> None:
+    made = "torch.optim.SGD(net.parameters(), lr=0.1)"
+    text = f"{HEAD.replace(made, f'ScheduledOptim({made}, 2.0)')}{EPOCHS}"
+    wraps = [each for each in said(text).splitlines() if "DataParallel" in each]
+    assert len(wraps) == 1
+    assert "wrap the model that it trains" in wraps[0]

@@ -50,6 +50,7 @@ def indented(text: str) -> str:
     ("loop", "new"),
     [
         ("for i, x in enumerate(loader)", "for i, x in loader.enumerate()"),
+        ("for i, x in enumerate(loader, 0)", "for i, x in loader.enumerate()"),
         ("for i, x in tqdm(enumerate(loader))", "for i, x in tqdm(loader.enumerate())"),
         *(
             (same, same)
