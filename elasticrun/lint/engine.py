@@ -144,7 +144,12 @@ def _in_plain(
 
 
 def _making(modules: list[Module]) -> list[Module]:
-    return [each for each in modules if _MAKERS.search(each.text)]
+    """Return the files that may make something for a training, or train as well."""
+    return [
+        each
+        for each in modules
+        if _MAKERS.search(each.text) or conversion.may_train(each.text)
+    ]
 
 
 def _edits_beside(module: Module) -> list[Edit]:

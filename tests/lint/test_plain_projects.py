@@ -82,6 +82,15 @@ def test_files_that_were_not_asked_for_are_told_of_loaders(project: Path) -> Non
     assert ("data.py", 4, "ER003") in found_in(["train.py"])
 
 
+def test_a_script_may_import_several_files_that_train(project: Path) -> None:
+    fit = "def fit(model, train):\n    for epoch in range(9):\n"
+    (project / "more.py").write_text(
+        f"import torch\n{fit}        for x in train: model(x).mean().backward()\n"
+    )
+    (project / "run.py").write_text(f"from more import fit\n{RUN}")
+    assert {("more.py", 3, "ER003"), ("trainer.py", 8, "ER003")} <= found_in(["."])
+
+
 def test_what_many_files_import_has_no_script(project: Path) -> None:
     for number in range(9):
         (project / f"run{number}.py").write_text(RUN)
