@@ -11,9 +11,11 @@ from elasticrun.lint.finding import Finding, Rule, place_of
 from elasticrun.lint.naming import last_name, named
 from elasticrun.lint.project import Module
 from elasticrun.lint.rules.asking import Asked, asked_loops
-from elasticrun.lint.rules.keeping import AGAIN, Kept, counted, files, keeping, until
+from elasticrun.lint.rules.counting import AGAIN, counted, start_kept, until
+from elasticrun.lint.rules.keeping import Kept
 from elasticrun.lint.rules.summing import BARS, Loaders, below, sums
 from elasticrun.lint.rules.wrapping import is_optimizer, wrappings
+from elasticrun.lint.rules.writing import files
 from elasticrun.lint.script import Loop, Script
 
 ER003 = Rule(
@@ -227,7 +229,7 @@ def _until(counts: ast.Call, what: str, loop: Loop) -> list[Edit]:
     """Return the edits of `range(...)`, which counts epochs or steps."""
     *begin, end = counts.args[:2]
     start = begin[0] if begin else ast.Constant(0)
-    kept = keeping(loop, start)
+    kept = start_kept(loop, start)
     if len(counts.args) > 2 or kept is None:
         new = f"elasticrun.remaining_{what}_until"
         return [Edit(counts, f"{AGAIN.format(what)}: count one by one, with `{new}`")]
