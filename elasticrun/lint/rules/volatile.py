@@ -336,7 +336,8 @@ def _drawn_by(objects: Iterable[Value], depth: int = 3) -> Iterator[Value]:
 def _made_once(flow: Dataflow) -> Iterator[Finding]:
     """Yield what is made under `once`, and used where each start comes."""
     for place, writes in flow.writes.items():
-        made = [each for each in writes if not _is_none(each)]
+        # Without a name it is the items with which something is made.
+        made = [each for each in writes if each.name and not _is_none(each)]
         uses = [each for each in flow.reads.get(place, ()) if not is_once(each.step)]
         if not uses or not made or not all(is_once(each.step) for each in made):
             continue

@@ -55,7 +55,6 @@ def change(walk: Walk, it: MethodCalled) -> Value:
     is_early = walk.loop is None and walk.epoch is None
     new = it.args
     if it.name == "extend":
-        is_early &= all(each.is_complete for each in new)
         new = [part for each in new for part in each.elements]
     receiver.parts += new if is_early and it.name in ("append", "extend") else []
     receiver.is_complete &= is_early
