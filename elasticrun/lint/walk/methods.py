@@ -201,7 +201,8 @@ def any_method(walk: Walk, it: MethodCalled) -> Value:
         case ast.Attribute(ast.Attribute(ast.Name("self")) as field, name):
             if re.fullmatch("[a-z]+_", name) and name not in _HARMLESS_IN_PLACE:
                 changed = unknown(it.receiver.name, it.receiver.taints | it.taints)
-                walk.assign(field, changed, how="update")  # A tensor, in place.
+                how = "set" if name in ("zero_", "fill_") else "update"
+                walk.assign(field, changed, how=how)  # A tensor, in place.
     return value
 
 
