@@ -200,10 +200,18 @@ def any_method(walk: Walk, it: MethodCalled) -> Value:
     match it.node.func:
         case ast.Attribute(ast.Attribute(ast.Name("self")) as field, name):
             if re.fullmatch("[a-z]+_", name) and name not in _HARMLESS_IN_PLACE:
-                changed = unknown(it.receiver.name, it.receiver.taints | it.taints)
-                how = "set" if name in ("zero_", "fill_") else "update"
-                walk.assign(field, changed, how=how)  # A tensor, in place.
+                _change_in_place(walk, it, field)
     return value
+
+
+def _change_in_place(walk: Walk, it: MethodCalled, field: ast.Attribute) -> None:
+    """Note that a tensor changes, which an object of the program holds."""
+    is_new = it.name in ("zero_", "fill_")
+    if is_new:  # What it held is not read.
+        reads = walk.current.reads
+        reads[:] = [each for each in reads if each.at is not field]
+    changed = unknown(it.receiver.name, it.receiver.taints | it.taints)
+    walk.assign(field, changed, how="set" if is_new else "update")
 
 
 def gather(_: Walk, it: MethodCalled) -> Value:
