@@ -116,8 +116,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="how long the job may take to save and exit at a stop; default: "
              "ELASTICRUN_GRACE, or 60")  # fmt: skip
     add("--save-interval", metavar="SECONDS",
-        help="seconds between checkpoints; 0: after every batch, auto: by the cost of "
-             "a save, off: none by time; default: 300")  # fmt: skip
+        help="seconds between checkpoints, fewer in the first minutes; 0: after every "
+             "batch, auto: by the cost of a save, off: none by time; default: "
+             "300")  # fmt: skip
     add("--hang-timeout", default="auto", metavar="auto|SECONDS|off",
         help="after how long without a batch a process counts as hung; default: auto, "
              "20 times the longest time so far, at least 9 minutes")  # fmt: skip

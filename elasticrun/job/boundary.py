@@ -277,8 +277,11 @@ class Boundary:
 
     def _note_flight_ended(self) -> None:
         """Let the next boundary settle the save: called in the thread that wrote it."""
+        assert self._saver is not None  # It calls this.
         self._has_flight_ended = True
-        self._watcher.wake()  # What is due by time has waited for this.
+        self._schedule.note_flight_ended(self._saver.seconds)
+        # What is due by time has waited for this.
+        self._watcher.save_after(self._schedule.interval)
 
     def _settle(self) -> None:
         """Warn of a save in flight that has failed, or raise what it came to."""

@@ -80,8 +80,9 @@ def init(
         checkpoint_dir: Where checkpoints are kept, on a file system that all replicas
             see; or the URL of an object store, such as s3://bucket/job. Default:
             ELASTICRUN_CHECKPOINT_DIR; without either, nothing is saved.
-        save_interval: Seconds between checkpoints; 0 saves at every boundary, "auto" by
-            what saves cost, "off" only on a stop, at the end and on request. Default:
+        save_interval: Seconds between checkpoints, of which the first ones come earlier
+            (docs/howto/save-interval.md); 0 saves at every boundary, "auto" by what
+            saves cost, "off" only on a stop, at the end and on request. Default:
             ELASTICRUN_SAVE_INTERVAL, or 300.
         save_every: Also after so many global batches since the last checkpoint, at the
             end of each "epoch", or both: "500,epoch". Default:

@@ -119,7 +119,8 @@ class Watcher:
         self._leave_by: float | None = None  # Rank 0, once it closes.
         self._answer_by: float | None = None  # Rank 0, after this one's promise.
         self._given_up: tuple[int, float] | None = None  # The exit code, and when.
-        self._save_at = time.monotonic() + save_interval
+        self._saved_at = time.monotonic()
+        self._save_at = self._saved_at + save_interval
         self._handlers = self._handlers_by_kind()
         self._thread = threading.Thread(
             target=self._run, name="elasticrun-watcher", daemon=True
@@ -156,8 +157,13 @@ class Watcher:
 
     def note_saved(self, interval: float) -> None:
         """Let the next checkpoint by time come so many seconds after this one."""
+        self._saved_at = time.monotonic()
+        self.save_after(interval)
+
+    def save_after(self, interval: float) -> None:
+        """Let it come so many seconds after the last one began; from any thread."""
         self._save_interval = interval
-        self._save_at = time.monotonic() + interval
+        self._save_at = self._saved_at + interval
         if interval != math.inf:
             self._pipe.wake()  # It may be about to sleep until another deadline.
 
