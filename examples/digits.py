@@ -69,7 +69,6 @@ def main() -> None:
     parser.add_argument("--output", help="file for the parameters and accuracies")
     args = parser.parse_args()
 
-    logging.basicConfig(format="%(message)s")
     logging.getLogger("elasticrun").setLevel(logging.INFO)  # resumed, saved, stopping
     torch.set_num_threads(1)  # several replicas may share the machine
     torch.manual_seed(0)

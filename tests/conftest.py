@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import random
@@ -23,6 +24,7 @@ from tests.support.generations import generation
 from tests.support.held import Held, held_writer
 from tests.support.object_store import Bucket, Door, credentials, s3_server
 
+_NULL_HANDLER = logging.NullHandler()
 _VARIABLES = (
     "RANK",
     "LOCAL_RANK",
@@ -104,6 +106,12 @@ def clean_env(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     if sys.argv[0] == "-c":  # In a process of xdist's.
         monkeypatch.setattr(sys, "argv", ["pytest", *sys.argv[1:]])
+
+
+@pytest.fixture(autouse=True)
+def messages_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let messages go to `caplog`, as a script lets them go to its own handlers."""
+    monkeypatch.setattr(logging.getLogger("elasticrun"), "handlers", [_NULL_HANDLER])
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,8 +18,9 @@ from elasticrun.checkpoint.manifest import Manifest, check_file_name, decode
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.storage import Storage
 from elasticrun.errors import CheckpointError
+from elasticrun.logger import Logger
 
-logger = logging.getLogger(__name__)
+logger = Logger(__name__)
 
 MUST_BE_SHARED = (
     "The checkpoint directory must be on a file system that all replicas see."

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import time
 from collections.abc import Iterator
@@ -17,8 +16,9 @@ from typing import Any
 
 from elasticrun.checkpoint.files import durable
 from elasticrun.checkpoint.storage.place import Place
+from elasticrun.logger import Logger
 
-logger = logging.getLogger(__name__)
+logger = Logger(__name__)
 
 Event = dict[str, Any]
 

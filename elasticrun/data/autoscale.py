@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 from elasticrun.adaptive.goodput import Choice, choose
 from elasticrun.adaptive.scaling import seconds_of
 from elasticrun.adaptive.step_time import fit
@@ -13,9 +11,10 @@ from elasticrun.errors import ElasticRunError, LoopOrderError
 from elasticrun.job.job import Job
 from elasticrun.job.noise import NoiseRecord
 from elasticrun.job.open_loop import LoopStart
+from elasticrun.logger import Logger
 from elasticrun.replicas.gathering import gather
 
-logger = logging.getLogger(__name__)
+logger = Logger(__name__)
 
 _LEAST_GAIN = 1.05  # Less would not make up for a change of the learning rate.
 _MOST_GROWTH = 2  # In one change: the model knows little of what is much larger.

@@ -25,10 +25,11 @@ from elasticrun.errors import ElasticRunError, JobStopped
 from elasticrun.integrations.checks import check_internals
 from elasticrun.job.current import close_current_job, job_if_any
 from elasticrun.launcher.environment import apply_changes, variables
+from elasticrun.logger import Logger
 from elasticrun.replicas import signals
 from elasticrun.saving.settings import Settings
 
-logger = logging.getLogger(__name__)
+logger = Logger(__name__)
 
 # What is not public of Ray Train, and what it is needed for.
 INTERNALS = {
@@ -271,7 +272,7 @@ def _prepare(own: dict[str, str]) -> None:
     apply_changes(own, but=variables())
     # It warns that stop signals end this job, which is started in a thread: here they
     # are for Ray.
-    logging.getLogger(signals.__name__).setLevel(logging.ERROR)
+    signals.logger.setLevel(logging.ERROR)
     _worker.is_prepared = True
 
 

@@ -27,12 +27,13 @@ from elasticrun.checkpoint.storage.place import Place
 from elasticrun.errors import STOPPED, AgreementError, JobStopped
 from elasticrun.job.progress import Progress
 from elasticrun.job.rescue import Rescue
+from elasticrun.logger import Logger
 from elasticrun.replicas.gate import CHECKPOINT, STOP, Decision, Gate
 from elasticrun.replicas.watcher import Watcher
 from elasticrun.saving.saver import Saver
 from elasticrun.saving.schedule import Schedule
 
-logger = logging.getLogger(__name__)
+logger = Logger(__name__)
 
 _MOST_PUT_OFF = 64  # Boundaries: most programs accumulate over fewer batches.
 _MANY_STEPS = 500  # More than a program does by hand before its first loop.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import operator
 import sys
 from collections.abc import Iterator
@@ -11,8 +10,9 @@ from elasticrun.errors import LoopOrderError, counted
 from elasticrun.job.current import current_job
 from elasticrun.job.job import Job
 from elasticrun.job.leaving import is_left_by_break
+from elasticrun.logger import Logger
 
-logger = logging.getLogger(__name__)
+logger = Logger(__name__)
 
 
 def remaining_epochs_until(num_epochs: int, start: int = 0) -> Iterator[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from elasticrun.job.progress import Progress
 from elasticrun.job.replay import ReplayedStates
 from elasticrun.job.rescue import Rescue
 from elasticrun.job.trace import Trace
+from elasticrun.logger import Logger
 from elasticrun.replicas.environment import Environment, read_environment
 from elasticrun.replicas.exchange import Exchange
 from elasticrun.replicas.gate import Gate
@@ -41,7 +41,7 @@ from elasticrun.saving.saver import Saver
 from elasticrun.saving.schedule import Schedule
 from elasticrun.saving.settings import Settings
 
-logger = logging.getLogger(__name__)
+logger = Logger(__name__)
 
 # How long a replica may wait in a loop for one that is gone, by the kind of device:
 # collectives of gloo fail when a peer is gone; those on GPUs wait for minutes.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,8 +13,9 @@ from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.states.values import load_values, save_values
 from elasticrun.checkpoint.storage.place import parse_place
 from elasticrun.job.current import current_job
+from elasticrun.logger import Logger
 
-logger = logging.getLogger(__name__)
+logger = Logger(__name__)
 
 
 class LogFile(io.TextIOBase):

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import base64
 import json
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -33,10 +32,11 @@ from elasticrun.checkpoint.states.state import BaseState, CannotRescueError
 from elasticrun.checkpoint.states.stateful import StatefulState
 from elasticrun.errors import text_of
 from elasticrun.job.gpu_work import GpuWork, Mark
+from elasticrun.logger import Logger
 from elasticrun.replicas.records import Records, RecordTooLargeError
 from elasticrun.saving.saver import Saver
 
-logger = logging.getLogger(__name__)
+logger = Logger(__name__)
 
 _MOST_SECONDS = 50e-6  # That a boundary may take for it, or this part of a step.
 _MOST_OF_STEP = 0.01

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import time
 from collections.abc import Sequence
@@ -11,11 +10,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from elasticrun.logger import Logger
 from elasticrun.replicas.environment import Environment, variables
 from elasticrun.replicas.exchange import DEVICE, Exchange
 from elasticrun.replicas.gpus import count_gpus
 
-logger = logging.getLogger(__name__)
+logger = Logger(__name__)
 
 _MEMORY_SECONDS, _LOOK_SECONDS = 5.0, 0.05
 _MOSTLY_FREE = 0.9

@@ -12,7 +12,6 @@ conversation has a topic, which is the same on all replicas and used once:
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,9 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticrun.errors import AgreementError, ElasticRunError, text_of
+from elasticrun.logger import Logger
 from elasticrun.replicas.store import START_TIMEOUT, JobStore
 
-logger = logging.getLogger(__name__)
+logger = Logger(__name__)
 
 # Topics.
 HERE = "here"  # That a replica has found the store.

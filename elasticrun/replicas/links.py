@@ -8,7 +8,6 @@ sent when the connection takes it.
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import selectors
@@ -18,10 +17,11 @@ import weakref
 from collections.abc import Iterable
 
 from elasticrun.errors import AgreementError
+from elasticrun.logger import Logger
 from elasticrun.replicas.store import HUB, START_TIMEOUT, Address, JobStore
 from elasticrun.replicas.wire import Channel, Message, WireError, to_line
 
-logger = logging.getLogger(__name__)
+logger = Logger(__name__)
 
 _BACKLOG = 1024
 _MAX_BYTES = 1 << 16

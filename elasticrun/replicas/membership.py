@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -12,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore
 
 from elasticrun.errors import AgreementError
+from elasticrun.logger import Logger
 from elasticrun.replicas.devices import choose_device
 from elasticrun.replicas.environment import (
     Environment,
@@ -30,7 +30,7 @@ from elasticrun.replicas.opening_store import open_store
 from elasticrun.replicas.process_end import wait_for_threads_at_exit
 from elasticrun.replicas.store import ALL_LEAVE, LEAVING, PROCESS_GROUP, JobStore
 
-logger = logging.getLogger(__name__)
+logger = Logger(__name__)
 
 _LEAVING_SECONDS = 10.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import socket
 import time
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore
 
 from elasticrun.errors import AgreementError
+from elasticrun.logger import Logger
 from elasticrun.replicas.environment import Environment
 from elasticrun.replicas.exchange import HERE, Exchange
 from elasticrun.replicas.gathering import gather
@@ -24,7 +24,7 @@ from elasticrun.replicas.store import (
     serve_store_at,
 )
 
-logger = logging.getLogger(__name__)
+logger = Logger(__name__)
 
 _PATIENCE = START_TIMEOUT  # For rank 0, which may import much before it comes.
 _QUIET_SECONDS = 15.0

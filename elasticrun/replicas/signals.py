@@ -7,7 +7,6 @@ full queue), but the byte that `signal.set_wakeup_fd` writes arrives at once.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import sys
@@ -17,8 +16,9 @@ from types import FrameType
 from typing import Any
 
 from elasticrun.errors import BY_SIGNAL
+from elasticrun.logger import Logger
 
-logger = logging.getLogger(__name__)
+logger = Logger(__name__)
 
 STOP_SIGNALS = (
     signal.SIGTERM,

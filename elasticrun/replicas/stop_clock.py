@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import functools
-import logging
 import signal
 import sys
 import threading
@@ -12,10 +11,11 @@ import time
 from collections.abc import Callable
 
 from elasticrun.errors import BY_SIGNAL
+from elasticrun.logger import Logger
 from elasticrun.replicas.process_end import exit_at_once
 from elasticrun.replicas.signals import ANNOUNCING, REPEAT_SECONDS, means_exit_now
 
-logger = logging.getLogger(__name__)
+logger = Logger(__name__)
 
 NAMING_SECONDS = 2.0  # For an agreement that fails to say first who was silent.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import queue
 import select
@@ -14,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from elasticrun.errors import BY_SIGNAL
+from elasticrun.logger import Logger
 from elasticrun.replicas.agreement import Coordinator
 from elasticrun.replicas.gate import CHECKPOINT, STOP, Decision, Gate
 from elasticrun.replicas.links import Links
@@ -35,7 +35,7 @@ from elasticrun.replicas.process_end import exit_at_once
 from elasticrun.replicas.signals import STOP_SIGNALS, SignalPipe
 from elasticrun.replicas.stop_clock import NAMING_SECONDS, StopClock
 
-logger = logging.getLogger(__name__)
+logger = Logger(__name__)
 
 _FAREWELL_SECONDS = 5.0
 _OTHERS_SECONDS = 30.0  # For others to come to their end: they need rank 0's store.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import io
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,8 +23,9 @@ from elasticrun.checkpoint.registry import Registry
 from elasticrun.checkpoint.states.gathered import GatheredState
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.errors import CheckpointWarning, text_of, warn_at_program
+from elasticrun.logger import Logger
 
-logger = logging.getLogger(__name__)
+logger = Logger(__name__)
 
 Samples = dict[str, Mapping[str, list[float]]]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import sys
 from dataclasses import dataclass
@@ -13,12 +12,13 @@ from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.storage.storage import StoreUnreachableError
 from elasticrun.checkpoint.store import CheckpointStore, wait_until_seen
 from elasticrun.errors import CheckpointError, text_of
+from elasticrun.logger import Logger
 from elasticrun.replicas.environment import Environment
 from elasticrun.replicas.exchange import DIRECTORY, SEEN, START, Exchange, RankZeroError
 from elasticrun.replicas.membership import Membership
 from elasticrun.saving.settings import Settings
 
-logger = logging.getLogger(__name__)
+logger = Logger(__name__)
 
 HEARING_SECONDS = 5.0  # For the other ranks to hear why the job cannot begin.
 

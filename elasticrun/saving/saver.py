@@ -18,7 +18,6 @@ awaited or does not fit into memory. "All" are all replicas, in step with each o
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import time
@@ -38,6 +37,7 @@ from elasticrun.errors import (
     CheckpointWarning,
     warn_at_program,
 )
+from elasticrun.logger import Logger
 from elasticrun.replicas.exchange import (
     Exchange,
     RankZeroError,
@@ -52,7 +52,7 @@ from elasticrun.saving.opening import Start
 from elasticrun.saving.save_in_flight import SaveInFlight, SaveOutcome
 from elasticrun.saving.writing import CheckpointWriter, SaveFailed, WriteReport
 
-logger = logging.getLogger(__name__)
+logger = Logger(__name__)
 
 _PATIENCE = 1800.0  # Seconds for other ranks at a checkpoint that nobody hurries.
 _HEARING_SECONDS = 30.0  # Of those that live, only one that hangs takes as long.

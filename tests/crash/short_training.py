@@ -21,7 +21,6 @@ from elasticrun import (
 
 
 def main(directory: str, kind: str) -> None:
-    logging.basicConfig(format="%(message)s")
     logging.getLogger("elasticrun").setLevel(logging.INFO)
     torch.set_num_threads(1)
     torch.manual_seed(0)

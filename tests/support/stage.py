@@ -94,7 +94,7 @@ class Stage:
         os.close(descriptor)
         sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-        logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
+        logging.getLogger("elasticrun").setLevel(logging.INFO)
         warnings.simplefilter("always")
 
     def log(self, name: object) -> str:

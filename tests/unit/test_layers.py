@@ -15,7 +15,7 @@ ROOT = Path(elasticrun.__file__).parent
 
 # From the ground up. What stands on one floor does not know of each other.
 FLOORS = [
-    {"errors", "lint"},
+    {"errors", "logger", "lint"},
     {"adaptive", "replicas"},
     {"checkpoint"},
     {"saving"},

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import re
 import secrets
@@ -23,8 +22,9 @@ from pathlib import Path
 from elasticrun.checkpoint.storage.lock import OwnerProcess, in_use_error
 from elasticrun.checkpoint.storage.objects import Objects
 from elasticrun.errors import CheckpointError, CheckpointWarning, warn_at_program
+from elasticrun.logger import Logger
 
-logger = logging.getLogger(__name__)
+logger = Logger(__name__)
 
 _NAME = re.compile("claim-([0-9]{8,})")
 _LONG_AGO = 3600.0  # Clocks that differ by so much cannot even log in to most stores.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -13,8 +12,9 @@ from typing import Any
 
 from elasticrun.data.order.batches import MAX_INDEX
 from elasticrun.errors import ElasticRunError
+from elasticrun.logger import Logger
 
-logger = logging.getLogger(__name__)
+logger = Logger(__name__)
 
 _AHEAD = 16, 64  # Samples that are read at once, first and then.
 _SLOW_SECONDS = 5.0  # To enter a stream: worth a warning.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import glob
 import itertools
-import logging
 import os
 import re
 import zlib
@@ -28,8 +27,9 @@ from elasticrun.data.streams.stream_reader import StreamReader
 from elasticrun.data.workers.reading import program_generators_kept
 from elasticrun.errors import ElasticRunError, counted
 from elasticrun.job.current import current_job
+from elasticrun.logger import Logger
 
-logger = logging.getLogger(__name__)
+logger = Logger(__name__)
 
 _NUM_FIRST = 8  # Samples by which data is known again.
 _UNEVEN = 1.2  # The largest share of a replica, over the mean one, that is not told.

@@ -10,7 +10,6 @@ collective; about one worker in a thousand never began.
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import select
@@ -20,7 +19,9 @@ from contextlib import contextmanager
 from multiprocessing.context import BaseContext, ForkContext, ForkProcess
 from typing import Any
 
-logger = logging.getLogger(__name__)
+from elasticrun.logger import Logger
+
+logger = Logger(__name__)
 
 # Seconds that each fork has until it runs; after the last of these, one has for ever.
 _PATIENCE = (0.5, 1.0, 2.0, 4.0, 8.0)

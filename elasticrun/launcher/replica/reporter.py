@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import logging
 import os
 import select
 import sys
@@ -14,13 +13,14 @@ from itertools import takewhile
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from elasticrun.logger import Logger
 from elasticrun.replicas.wire import Channel, Message
 
 if TYPE_CHECKING:
     from elasticrun.checkpoint.position import Position
     from elasticrun.job.job import Job
 
-logger = logging.getLogger(__name__)
+logger = Logger(__name__)
 
 DUMP_SIGNAL = 50  # A real-time signal, which programs do not use by chance.
 _UNTIL_JOB = 0.05
