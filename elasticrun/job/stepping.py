@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from elasticrun.errors import ElasticRunError
-from elasticrun.job.current import loader_if_any, note_change, note_step
+from elasticrun.errors import ElasticRunError, warn_at_program
+from elasticrun.job.current import job_if_any, loader_if_any, note_change, note_step
 
 # What is called instead of a method: takes (method, target, *args, **kwargs), of which
 # the first is the method as a function of the rest.
@@ -107,7 +108,7 @@ def _replacements_for(target: Any) -> dict[str, Replacement]:
     if isinstance(target, Optimizer):
         return {"step": _step_optimizer}
     if isinstance(target, LRScheduler):
-        return {"step": _act}
+        return {"step": _step_scheduler}
     if isinstance(target, torch.amp.GradScaler):
         return {"unscale_": _act, "step": _step_scaler, "update": _update_scaler}
     if isinstance(target, torch.optim.swa_utils.AveragedModel):
@@ -120,6 +121,24 @@ def _act(method: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
     if is_between_micro_batches():
         return None
     return method(target, *args, **kwargs)
+
+
+def _step_scheduler(method: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    if is_between_micro_batches():
+        return None
+    job = job_if_any()
+    if job is not None and job.has_resumed:
+        scheduler.optimizer._opt_called = True  # In a process before this one.
+    num_given = len(args) + len(kwargs) - isinstance(scheduler, ReduceLROnPlateau)
+    if num_given < 1 and getattr(scheduler, "_step_count", 0) != 1:
+        return method(scheduler, *args, **kwargs)
+    # Torch would show this line as that of its warnings. They are not caught at each
+    # step: Python then says again what it has said of other lines.
+    with warnings.catch_warnings(record=True) as caught:
+        result = method(scheduler, *args, **kwargs)
+    for each in caught:
+        warn_at_program(str(each.message), each.category)
+    return result
 
 
 def _update_scaler(method: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:

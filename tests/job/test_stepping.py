@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,16 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
 from torch.optim.swa_utils import AveragedModel
 
-from elasticrun import AdaptiveDataLoader, ElasticRunError, register
+from elasticrun import (
+    AdaptiveDataLoader,
+    ElasticRunError,
+    register,
+    remaining_epochs_until,
+)
 from elasticrun.job.stepping import act_once_per_global_batch, is_between_micro_batches
 from elasticrun.testing import Job
 from tests.support.data import Numbers
+from tests.support.generations import Crash, run_once
 
 pytestmark = pytest.mark.usefixtures("job")
 
@@ -84,6 +91,39 @@ def test_scheduler_gets_its_arguments(parameter: nn.Parameter) -> None:
         scheduler.step(metrics=-number)
     assert scheduler.best == -3
     assert scheduler.last_epoch == 2
+
+
+@pytest.mark.filterwarnings("default")
+def test_what_torch_warns_of_is_the_line_of_the_program(
+    parameter: nn.Parameter,
+) -> None:
+    scheduler = StepLR(torch.optim.SGD([parameter], 0.1), 3)
+    act_once_per_global_batch(scheduler)
+    with pytest.warns(UserWarning, match=r"before `optimizer.step") as warned:
+        scheduler.step()
+    with pytest.warns(UserWarning, match="epoch parameter") as warned_again:
+        scheduler.step(3)
+    places = [each.filename for each in (*warned, *warned_again)]
+    assert places == [__file__, __file__]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_first_step_of_a_scheduler_after_a_restart_is_not_too_early(
+    tmp_path: Path, parameter: nn.Parameter
+) -> None:
+    def script(*, is_cut: bool) -> None:
+        optimizer = torch.optim.SGD([parameter], 0.1)
+        scheduler = StepLR(optimizer, 3)
+        register(optimizer=optimizer, scheduler=scheduler)
+        for _ in remaining_epochs_until(1):
+            for _ in AdaptiveDataLoader(Numbers(2), 1, name="train"):
+                optimizer.step()
+            if is_cut:
+                raise Crash
+            scheduler.step()
+
+    run_once(lambda: script(is_cut=True), tmp_path, save_interval=0)
+    run_once(lambda: script(is_cut=False), tmp_path)
 
 
 def test_registering_twice_changes_nothing(parameter: nn.Parameter) -> None:

@@ -68,7 +68,7 @@ def device_where_only_rank_0_sees_a_gpu() -> tuple[str, list[str]]:
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    devices.logger.addHandler(handler)
+    logging.getLogger("elasticrun").addHandler(handler)
     return str(er.device()), said
 
 

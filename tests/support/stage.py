@@ -94,7 +94,10 @@ class Stage:
         os.close(descriptor)
         sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-        logging.getLogger("elasticrun").setLevel(logging.INFO)
+        logging.basicConfig(stream=sys.stderr, force=True)
+        logger = logging.getLogger("elasticrun")
+        logger.setLevel(logging.INFO)
+        logger.addHandler(logging.NullHandler())  # So that they go to the root's.
         warnings.simplefilter("always")
 
     def log(self, name: object) -> str:
