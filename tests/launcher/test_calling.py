@@ -122,7 +122,10 @@ def test_an_exception_comes_back_with_its_traceback(stage: Stage) -> None:
     for _ in range(2):
         with pytest.raises(ElasticRunError, match="KeyError: 'no such layer'") as found:
             job.result()
-    assert "in broken" in str(found.value)
+    assert f'File "{__file__}"' in str(found.value)
+    assert 'in broken\n    raise KeyError("no such layer")' in re.sub(
+        r"\n\[0\] ", "\n", str(found.value)
+    )
     [text] = re.findall(r"exit code 1; logs in ([^)]*)\)", str(found.value))
     logs = Path(text)
     assert "no such layer" in (logs / "generation-0000" / "rank-0.log").read_text()
@@ -131,6 +134,16 @@ def test_an_exception_comes_back_with_its_traceback(stage: Stage) -> None:
     folder = logs.parents[1]
     assert [*folder.iterdir(), *logs.parent.iterdir()] == [logs.parent, logs]
     shutil.rmtree(folder)
+
+
+def test_a_function_sees_the_arguments_of_its_caller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def arguments() -> list[str]:
+        return sys.argv
+
+    monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "0.1"])
+    assert elasticrun.launch(arguments, replicas=1) == [["train.py", "--lr", "0.1"]]
 
 
 def test_a_function_that_ends_the_process_has_no_result(stage: Stage) -> None:

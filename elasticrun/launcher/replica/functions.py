@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import linecache
+import marshal
+import os
 import pickle
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from elasticrun.errors import ElasticRunError
@@ -20,12 +26,33 @@ def save_function(
     """Save the function that every replica is to call."""
     import cloudpickle
 
-    (folder / _FUNCTION).write_bytes(cloudpickle.dumps((function, args)))
+    sources: dict[str, list[str]] = {}  # Of what is in no file, as a notebook's cells.
+
+    def reduce(code: CodeType) -> tuple[Any, ...]:
+        """Keep the file's name, without which tracebacks show no line."""
+        name = code.co_filename
+        if not os.path.exists(name):
+            sources[name] = linecache.getlines(name)
+        return marshal.loads, (marshal.dumps(code),)
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc, name-defined]
+        dispatch_table = cloudpickle.Pickler.dispatch_table.new_child(
+            {CodeType: reduce}
+        )
+
+    file = io.BytesIO()
+    Pickler(file).dump((function, args))
+    whole = pickle.dumps((sys.argv, sources, file.getvalue()))
+    (folder / _FUNCTION).write_bytes(whole)
 
 
 def call_function(folder: Path) -> object:
     """Call the function; in a replica."""
-    function, args = pickle.loads((folder / _FUNCTION).read_bytes())
+    argv, sources, called = pickle.loads((folder / _FUNCTION).read_bytes())
+    sys.argv = argv
+    for name, lines in sources.items():
+        linecache.cache[name] = sum(map(len, lines)), None, lines, name
+    function, args = pickle.loads(called)
     return function(*args)
 
 
