@@ -35,7 +35,7 @@ def save_function(
             sources[name] = linecache.getlines(name)
         return marshal.loads, (marshal.dumps(code),)
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc, name-defined]
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         dispatch_table = cloudpickle.Pickler.dispatch_table.new_child(
             {CodeType: reduce}
         )
