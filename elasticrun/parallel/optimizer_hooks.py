@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from elasticrun.checkpoint.states.parameter_names import parameters_of
@@ -14,6 +15,8 @@ from elasticrun.job.stepping import replace_method, step_between_micro_batches
 from elasticrun.parallel.noise import NoiseMeter
 from elasticrun.parallel.partial_gradients import PartialGradients, loop_if_any
 from elasticrun.parallel.rates import Rates
+
+_Gradients = dict[Tensor, tuple[Tensor | None, int]]
 
 _MANY = 2  # Batches in which gradients were thrown away, without a step: on purpose.
 
@@ -33,11 +36,11 @@ class OptimizerHooks:
 
     It also knows whether gradients wait for a step, since those are in no checkpoint. A
     forward pass for training tells, which replicas make alike: its gradients wait until
-    the optimizer steps. Those of one that comes after the step, in an iteration whose
-    step had a forward pass of its own, are taken to be thrown away: it was for the
-    accuracy, or for the loss of another module. So are gradients that are zeroed in
-    batch after batch without a step; and what a loop without any step leaves, as it was
-    for an evaluation. Outside of loops there are no boundaries.
+    the optimizer steps, over the ends of loops and epochs. In a loop that had no step
+    yet, which may be an evaluation, it counts once a gradient has come. Those of one
+    that comes after the step, in an iteration whose step had a forward pass of its own,
+    are taken to be thrown away: it was for the accuracy, or for the loss of another
+    module. So are gradients that are zeroed in batch after batch without a step.
 
     Args:
         optimizer: Whose methods are replaced.
@@ -59,12 +62,14 @@ class OptimizerHooks:
         rates: Rates | None = None,
     ) -> None:
         self.put_off_in: MicroBatch | None = None
+        self._optimizer = optimizer
         self._partial = partial
         self._meter = meter
         self._rates = rates
         # Where gradients wait, if any do, and since which batch.
         self._waiting_in: Loop | None = None
         self._waiting_since = 0
+        self._before: _Gradients | None = None  # There before; None: surely some wait.
         # Of the last forward pass that waits, and of the last step that had one.
         self._forward_in: MicroBatch | None = None
         self._step_in: MicroBatch | None = None
@@ -77,36 +82,58 @@ class OptimizerHooks:
 
     @property
     def has_unstepped(self) -> bool:
-        """Whether gradients wait for a step, in the running loop or after it."""
-        return (
-            self._waiting_in is not None
-            and self._num_thrown_away < _MANY
-            and self._waiting_in in (loop_if_any(), self._step_loop)
-        )
+        """Whether gradients wait for a step."""
+        if self._waiting_in is None or self._num_thrown_away >= _MANY:
+            return False
+        return self._before is None or self._have_come_since(self._before)
 
     def note_forward(self, loop: Loop) -> None:
         """Note a forward pass for training, in a running loop."""
         micro_batch = loop.current
         if micro_batch is not self._step_in:
             if self._waiting_in is not loop:
+                is_sure = self.has_unstepped or loop is self._step_loop
+                self._before = None if is_sure else self._gradients()
                 self._waiting_in, self._waiting_since = loop, micro_batch.number
             self._forward_in = micro_batch
+
+    def note_backward(self) -> None:
+        """Note that gradients have come which `.grad` may not show yet."""
+        self._before = None
 
     def note_zeroed(self) -> None:
         """Note that the gradients are about to be zeroed."""
         loop = loop_if_any()
-        if loop is None:
-            return
-        micro_batch = loop.current
-        if (
-            self._partial.shown_in is micro_batch
-            and self._stepped_in is not micro_batch
-        ):
+        micro_batch = None if loop is None else loop.current
+        is_lost = micro_batch is not None and self._partial.shown_in is micro_batch
+        if is_lost and self._stepped_in is not micro_batch:
             self._lost_in = micro_batch
-        # Between the first forward pass and its backward pass nothing is thrown away.
-        if self._waiting_in is loop and self._waiting_since != micro_batch.number:
+        if loop is not None and self._waiting_in is loop:
+            # Between the first forward pass and its backward pass nothing is thrown
+            # away; and what is zeroed before that one is no evaluation's.
+            self._before = None
+            if self._waiting_since == loop.current.number:
+                return
+        if self._waiting_in is not None:
             self._num_thrown_away += 1
             self._waiting_in = None
+
+    def _gradients(self) -> _Gradients:
+        """Return the gradients that are there, and how often each has changed."""
+        gradients = {each: each.grad for each in parameters_of(self._optimizer)}
+        return {
+            each: (g, 0 if g is None else g._version) for each, g in gradients.items()
+        }
+
+    def _have_come_since(self, before: _Gradients) -> bool:
+        for parameter in parameters_of(self._optimizer):
+            gradient = parameter.grad
+            earlier, version = before.get(parameter, (None, 0))
+            if gradient is None:
+                continue
+            if gradient is not earlier or gradient._version != version:
+                return True
+        return False
 
     def _note_step(self, loop: Loop | None, *, has_closure: bool) -> None:
         """Note that the optimizer steps, in a loop or (None) outside.
@@ -118,7 +145,7 @@ class OptimizerHooks:
         if has_closure or micro_batch is self._forward_in:
             self._step_in = micro_batch
         self._step_loop = loop
-        self._waiting_in = None
+        self._waiting_in = self._before = None
         self._num_thrown_away = 0
 
     def _step(

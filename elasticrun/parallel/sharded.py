@@ -159,6 +159,8 @@ class ShardedGradients:
     ) -> None:
         """Get ready for the first gradient of a backward pass."""
         self._is_in_pass = True
+        for optimizer in self._optimizers:
+            optimizer.note_backward()
         meter, is_step = self._measuring, loader is None or loader.is_step
         if meter is not None and loader is not None:
             meter.begin_pass(loader.running_loop)
