@@ -109,9 +109,7 @@ def check(options: argparse.Namespace) -> Report:
             hang_timeout=hang_timeout,
         )
         with engine:
-            report = Checker(engine, scope, _say_meanwhile).check()
-    report.notes += [unguarded] * bool(unguarded)
-    return report
+            return Checker(engine, scope, _say_meanwhile).check()
 
 
 def _scope(options: argparse.Namespace, arguments: Sequence[str]) -> Scope:

@@ -299,6 +299,15 @@ class _InOrder(Generic[T]):
         return made
 
 
+_KEY = Kind("text or a whole number", lambda key: type(key) in (str, int))
+_EXPECTED = {
+    "totals": MAPPING,
+    "outside": [MAPPING],
+    "in_epoch": [MAPPING],
+    "epoch": WHOLE,
+}
+
+
 class _Sums(BaseState):
     """The sums themselves, which checkpoints hold.
 
@@ -353,6 +362,9 @@ class _Sums(BaseState):
 
     def load(self, fileobj: BinaryIO) -> None:
         values = load_values(fileobj)
+        check_values(values, _EXPECTED, name=self.name)
+        for key in values["totals"]:
+            check_values(key, _KEY, name=f"key in {self.name}")
         self.totals = {
             key: ExactSum.decode(total) for key, total in values["totals"].items()
         }

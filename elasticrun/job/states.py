@@ -227,6 +227,9 @@ class _KeysSeen(BaseState):
 
     def load(self, fileobj: BinaryIO) -> None:
         keys = load_values(fileobj)["keys"]
+        check_values(keys, MAPPING, name=f"{self.name}.keys")
+        for epoch, asked in keys.items():
+            check_values((epoch, asked), (WHOLE, [TEXT]), name=f"{self.name}.keys")
         found = {int(epoch): list(keys_of) for epoch, keys_of in keys.items()}
         self._keys = {-1: [], **found}
 

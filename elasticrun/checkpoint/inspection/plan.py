@@ -47,4 +47,6 @@ def plan_in(values: dict[str, Any]) -> dict[int, int]:
     """Return the plan in the state of a loader; empty of one of loaders."""
     sizes = values.get("batch_size", [])
     given = [[0, sizes]] if isinstance(sizes, int) else sizes
-    return dict([*given, *values.get("decided_batch_sizes", [])])
+    sizes = [*given, *values.get("decided_batch_sizes", [])]
+    check_values(sizes, SIZES, name="sizes of batches")
+    return dict(sizes)

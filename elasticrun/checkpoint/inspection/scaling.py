@@ -63,6 +63,7 @@ def _noise_in(checkpoint: Checkpoint) -> Noise:
 
 def _table(values: dict[str, Any], noise: Noise) -> list[Scaling]:
     times = values["step_times"]
+    check_values(times, STEP_TIMES, name="times of steps")
     return scaling_of(
         [TimedSteps(*step) for step in times["steps"]],
         noise,
