@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from elasticrun.checkpoint.states.copies import StateCopier
+from elasticrun.checkpoint.states.expected import MAPPING, TEXT, WHOLE, check_values
 from elasticrun.checkpoint.states.metrics import MetricState, find_metrics
 from elasticrun.checkpoint.states.optimizer import OptimizerState
 from elasticrun.checkpoint.states.state import BaseState, CannotRescueError

@@ -1,4 +1,4 @@
-"""States whose entries are replaced: refused at the load in words, or trained on with."""
+"""States whose entries are replaced are refused at the load, or do no harm."""
 
 from __future__ import annotations
 
@@ -67,8 +67,9 @@ def train(num_steps: int) -> None:
 def paths(values: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     if path:
         yield path
-    items = values.items() if isinstance(values, dict) else enumerate(values)
-    for key, inner in items if isinstance(values, dict | list) else ():
+    if isinstance(values, list | tuple):
+        values = dict(enumerate(values))
+    for key, inner in values.items() if isinstance(values, dict) else ():
         yield from paths(inner, (*path, key))
 
 

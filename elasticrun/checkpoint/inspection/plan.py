@@ -8,6 +8,7 @@ from typing import Any
 
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.inspection.entries import InspectionError
+from elasticrun.checkpoint.states.expected import SIZES, check_values
 
 _PREFIXES = ("loader.", "loader-")  # As states of loaders are called.
 
