@@ -100,7 +100,8 @@ class StepTimes:
 
     def decode(self, values: Any) -> None:
         """Take what was known of the loader's steps before."""
-        check_values(values, STEP_TIMES, name="times of steps")
+        for key in ("batch_size", "steps"):  # The rest is the program's.
+            check_values(values[key], STEP_TIMES[key], name=f"step_times.{key}")
         self.batch_size = values["batch_size"]
         steps = [TimedSteps(*step) for step in values["steps"]]
         self._known = {step[:4]: step.seconds for step in steps}
