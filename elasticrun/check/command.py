@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from elasticrun.check.checker import Checker, Scope
+from elasticrun.check.replica.guard import what_is_not_guarded
 from elasticrun.check.report import ExitCode, Report, as_json, as_text
 from elasticrun.check.runs.engine import Engine, EngineError
 from elasticrun.check.runs.plan import Limits
@@ -47,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a field (such as variables.start) or file that may differ")  # fmt: skip
     add("--link", action="append", default=[], metavar="PATH",
         help="data that is only read: link it instead of copying it")  # fmt: skip
+    add("--writable", action="append", default=[], metavar="FOLDER",
+        help="a folder outside of the copy that the program may write in; what is "
+        "there may be overwritten")  # fmt: skip
     add("--hang-timeout", default="60", metavar="SECONDS",
         help="how long no batch may come; default: 60, and five times that before "
         "training begins")  # fmt: skip
@@ -79,12 +83,20 @@ def check(options: argparse.Namespace) -> Report:
     if arguments[:1] == ["--"]:
         del arguments[0]
     scope = _scope(options, arguments)
-    source = find_source(options.script, directory=os.getcwd(), linked=options.link)
+    source = find_source(
+        options.script,
+        directory=os.getcwd(),
+        linked=options.link,
+        writable=options.writable,
+    )
     if any(f.code == ER003.code for f in lint_paths([source.script]).findings):
         raise OptionError(
             f"{source.script.name} trains without elasticrun, so there is nothing to "
             f"restart in. `elasticrun lint {options.script}` says what to change."
         )
+    unguarded = what_is_not_guarded(source.guarded)
+    if unguarded:
+        _say_meanwhile(f"warning: {unguarded}")
     hang_timeout = parse_seconds("--hang-timeout", options.hang_timeout)
     # So that neither replicas nor copies are left behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(BY_SIGNAL[signal.SIGTERM]))
@@ -123,6 +135,8 @@ def _scope(options: argparse.Namespace, arguments: Sequence[str]) -> Scope:
             kept += ["--ignore", pattern]
         for path in options.link:
             kept += ["--link", path]
+        for path in options.writable:
+            kept += ["--writable", path]
         own = ["--", *arguments] if arguments else []
         return ["elasticrun", "check", *route, *kept, options.script, *own]
 

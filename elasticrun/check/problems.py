@@ -16,6 +16,8 @@ from elasticrun.check.runs.source import ProgramSource, original_path, source_li
 _LAST_LINES = 20
 # As faulthandler prints them: each thread's frames, the main thread's last.
 _STACK = "(most recent call first)"
+# What a writer in C has to say of Landlock, or a program that was started.
+_FORBIDDEN = re.compile("Permission denied|errno = 13|readonly database")
 _FRAME = re.compile(
     r'\s*File "(?P<path>[^"]+)", line (?P<line>\d+) in (?P<function>.+)'
 )
@@ -135,6 +137,12 @@ def _failed(run: CheckedRun, finder: CauseFinder | None) -> Problem:
     else:
         text = f"ended with code {run.failure.code}"
         detail = "\n".join(run.output.get(run.failure.rank, [])[-_LAST_LINES:])
+    said = "\n".join([text, detail, *run.output.get(run.failure.rank, [])])
+    if _FORBIDDEN.search(said) and "--writable" not in text:
+        text += (
+            ". A checked program may write in its copy alone, so that it cannot change "
+            "your files; to allow it to change those of a folder, add --writable FOLDER"
+        )
     if finder is not None and run.route.places:
         # Such as a name that only a loop sets, which had finished before the restart.
         named = [c for c in finder.lost(run) if c.rule and f"'{c.name}'" in text]

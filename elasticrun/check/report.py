@@ -148,7 +148,7 @@ def _result_lines(result: Result) -> list[str]:
         places = ", ".join(
             str(place) for route in result.also for place in route.places
         )
-        lines.append(f"  the same after restarts at {places}")
+        lines.append(f"  the same difference also when restarted at {places}")
     lines.append(f"  reproduce: {shlex.join(result.command)}")
     return lines
 

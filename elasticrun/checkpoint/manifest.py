@@ -65,7 +65,7 @@ class Manifest:
         texts = self.job, self.torch_version, self.elasticrun_version, self.rescue
         for text in texts:
             _typed(text, str)
-        _typed(self.position, dict)
+        json.dumps(_typed(self.position, dict), allow_nan=False)  # Or none is written.
         if not 0 <= _typed(self.time, int, float) < _END_OF_TIME:
             raise ValueError(f"{self.time!r} is no time")
         for value in _typed(self.values, dict).values():

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from elasticrun.checkpoint.position import Position
+from elasticrun.checkpoint.states.expected import COUNT, FLAG, SIZES, check_values
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.data.by_hand import PassesByHand
 from elasticrun.data.order.batches import SizePlan
@@ -150,6 +151,7 @@ class LoaderState(BaseState):
         run = values.pop(_RUN, None) if has_keys else None
         decided = values.pop(_DECIDED, ()) if has_keys else ()
         times = values.pop(_TIMES, None) if has_keys else None
+        check_values(decided, SIZES, name=f"{self.name}.{_DECIDED}")
         self._decide(())
         if decided and [*_pairs(values[_SIZES]), *decided] == _pairs(
             self.fingerprint[_SIZES]
@@ -166,6 +168,7 @@ class LoaderState(BaseState):
         if cursor is not None:
             self.cursor.decode(cursor, resume=current_job().progress.body)
         if run is not None:
+            check_values(run, (COUNT, FLAG, COUNT, COUNT), name=f"{self.name}.{_RUN}")
             self.run = PassesByHand(*run)
         if times is not None and self.times is not None:
             self.times.decode(times)

@@ -10,6 +10,7 @@ from typing import Any
 
 from elasticrun.adaptive.noise import is_measured
 from elasticrun.adaptive.step_time import TimedSteps
+from elasticrun.checkpoint.states.expected import STEP_TIMES, check_values
 from elasticrun.job.job import Job
 from elasticrun.job.loop import Loop, MicroBatch
 
@@ -97,8 +98,10 @@ class StepTimes:
             "steps": steps,
         }
 
-    def decode(self, values: dict[str, Any]) -> None:
+    def decode(self, values: Any) -> None:
         """Take what was known of the loader's steps before."""
+        for key in ("batch_size", "steps"):  # The rest is the program's.
+            check_values(values[key], STEP_TIMES[key], name=f"step_times.{key}")
         self.batch_size = values["batch_size"]
         steps = [TimedSteps(*step) for step in values["steps"]]
         self._known = {step[:4]: step.seconds for step in steps}

@@ -6,6 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Generic, TypeVar
 
+from elasticrun.checkpoint.states.expected import (
+    FLAG,
+    MAPPING,
+    TEXT,
+    WHOLE,
+    Kind,
+    check_values,
+)
 from elasticrun.checkpoint.states.state import BaseState, name_in_epoch
 from elasticrun.checkpoint.states.values import load_values, save_values
 from elasticrun.errors import LoopOrderError
@@ -299,6 +307,15 @@ class _InOrder(Generic[T]):
         return made
 
 
+_KEY = Kind("text or a whole number", lambda key: type(key) in (str, int))
+_EXPECTED = {
+    "totals": MAPPING,
+    "outside": [MAPPING],
+    "in_epoch": [MAPPING],
+    "epoch": WHOLE,
+}
+
+
 class _Sums(BaseState):
     """The sums themselves, which checkpoints hold.
 
@@ -353,6 +370,9 @@ class _Sums(BaseState):
 
     def load(self, fileobj: BinaryIO) -> None:
         values = load_values(fileobj)
+        check_values(values, _EXPECTED, name=self.name)
+        for pair in values["totals"].items():
+            check_values(pair, (_KEY, (TEXT, FLAG, TEXT)), name=self.name)
         self.totals = {
             key: ExactSum.decode(total) for key, total in values["totals"].items()
         }

@@ -6,11 +6,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from elasticrun.errors import CheckpointError
+from elasticrun.checkpoint.states.expected import (
+    COUNT,
+    FLAG,
+    Kind,
+    check_values,
+)
 
 # Where a loop stands: finished epochs and loops, and whether an epoch is running; of a
 # loop inside another one's body also the outer index.
 LoopKey = tuple[int, ...]
+
+_PART = Kind("a number or a flag", lambda part: FLAG.fits(part) or COUNT.fits(part))
+_EXPECTED = {"place": [_PART], "start": COUNT, "end": COUNT, "is_complete": FLAG}
 
 
 class Cursor:
@@ -85,13 +93,7 @@ class Cursor:
         Raises:
             CheckpointError: It is no cursor.
         """
-        kinds = {key: type(value) for key, value in Cursor().encode().items()}
-        is_valid = isinstance(values, dict) and set(values) == set(kinds)
-        if not is_valid or any(type(values[k]) is not kinds[k] for k in kinds):
-            raise CheckpointError(
-                f"{values!r} is not the place of a loop: it needs {', '.join(kinds)}. "
-                "The state was not written by elasticrun, or was changed."
-            )
+        check_values(values, _EXPECTED, name="place of a loop")
         self.place = tuple(values["place"])
         self.start, self.end = values["start"], values["end"]
         self.is_complete = values["is_complete"]

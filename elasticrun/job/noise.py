@@ -16,6 +16,7 @@ from elasticrun.adaptive.noise import (
     measure_step,
     summarize_newest,
 )
+from elasticrun.checkpoint.states.expected import NUMBER, check_values
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.job.current import current_job
 from elasticrun.replicas.gathering import gather
@@ -120,6 +121,8 @@ class NoiseRecord(BaseState):
 
     def load(self, fileobj: BinaryIO) -> None:
         values = json.loads(fileobj.read())
+        expected = {"steps": [(NUMBER, NUMBER)], "progress": NUMBER}
+        check_values(values, expected, name=self.name)
         self._steps.extend(MeasuredStep(*step) for step in values["steps"])
         self.progress = float(values["progress"])
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from elasticrun.checkpoint.states.copies import StateCopier
+from elasticrun.checkpoint.states.expected import MAPPING, TEXT, WHOLE, check_values
 from elasticrun.checkpoint.states.metrics import MetricState, find_metrics
 from elasticrun.checkpoint.states.optimizer import OptimizerState
 from elasticrun.checkpoint.states.state import BaseState, CannotRescueError
@@ -227,6 +228,9 @@ class _KeysSeen(BaseState):
 
     def load(self, fileobj: BinaryIO) -> None:
         keys = load_values(fileobj)["keys"]
+        check_values(keys, MAPPING, name=f"{self.name}.keys")
+        for epoch, asked in keys.items():
+            check_values((epoch, asked), (WHOLE, [TEXT]), name=f"{self.name}.keys")
         found = {int(epoch): list(keys_of) for epoch, keys_of in keys.items()}
         self._keys = {-1: [], **found}
 

@@ -1,11 +1,21 @@
-"""Keeping a checked program from the user's own files."""
+"""Keeping a checked program from the user's own files.
+
+Two nets. What Python opens, and what `torch.save` writes, is refused in words. Beneath,
+Linux refuses what libraries in C and other programs would write, where it has Landlock.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from typing import Any
+
+import torch
+
+from elasticrun.check.replica.landlock import can_restrict, write_only_below
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _PATHS = {
@@ -18,41 +28,103 @@ _PATHS = {
     "os.symlink": (1,),
     "shutil.rmtree": (0,),
 }
+# Memory that processes share, which Python's own `open` has nothing to do with. What is
+# below a folder that Landlock allows cannot be taken out of it.
+_SHARED_MEMORY = "/dev/shm"
+_DEVICES = ("/dev", "/proc")
+# What libraries fill by themselves and could fill again, or where they are told to.
+_CACHES = (
+    *("~/.cache", "~/.config/matplotlib", "~/.triton", "~/.nv", "$XDG_CACHE_HOME"),
+    *("$HF_HOME", "$TORCH_HOME", "$TRITON_CACHE_DIR", "$MPLCONFIGDIR"),
+    *("$CUDA_CACHE_PATH", "$NUMBA_CACHE_DIR", "$TORCHINDUCTOR_CACHE_DIR"),
+)
 
 
 class OutsideOfScratchError(PermissionError):
     """A checked program is about to change what it must not."""
 
 
-def guard_folders(folders: Sequence[str], *, scratch: str) -> None:
-    """Refuse to open files for writing below these folders, from now on.
+def what_is_not_guarded(guarded: Sequence[str]) -> str:
+    """Return what a program could write in spite of the guard; empty if nothing."""
+    by_itself = "what Python opens and torch.save writes outside of the copy is refused"
+    if not can_restrict():
+        return (
+            f"{by_itself}; what libraries in C (h5py, sqlite) and other programs "
+            "write is not, since this system has no Landlock (Linux 5.19)"
+        )
+    for folder in guarded:
+        if around := [each for each in _writable_anyway() if _is_below(folder, each)]:
+            return (
+                f"{folder} is in {around[0]}, where libraries must be able to write: "
+                f"{by_itself}; what libraries in C (h5py, sqlite) and other programs "
+                "write there is not"
+            )
+    return ""
 
-    What Python itself opens is seen; what a library opens by itself is not.
+
+def guard_files(writable: Sequence[str], guarded: Sequence[str]) -> None:
+    """Refuse to change files but those below some folders, from now on.
+
+    Args:
+        writable: The folders, besides devices and caches.
+        guarded: Folders in which nothing is to change, also if a cache is around them.
     """
+    tempfile.tempdir = None  # It is another one now.
+    anyway = _writable_anyway()
+    # Of a file that several hold, the deepest folder decides.
+    rules = dict.fromkeys(anyway, True)
+    rules |= dict.fromkeys([_SHARED_MEMORY, *guarded], False)
+    rules |= dict.fromkeys(writable, True)
 
     def refuse(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
             path, mode, flags = arguments
             if _is_writing(mode, flags):
-                _check(path)
+                _check(path, rules)
         elif event in _PATHS:
             for number in _PATHS[event]:
-                _check(arguments[number])
-
-    def _check(path: Any) -> None:
-        if not isinstance(path, str | bytes | os.PathLike):
-            return
-        name = os.path.realpath(os.fsdecode(path))
-        if _is_below(name, scratch) or "__pycache__" in name:
-            return
-        if any(_is_below(name, folder) for folder in folders):
-            raise OutsideOfScratchError(
-                f"the program would change {name}, which is outside of the copy that "
-                "elasticrun check runs it in, and might be a file that you need. Name "
-                "files relative to the working directory or to the script."
-            )
+                _check(arguments[number], rules)
 
     sys.addaudithook(refuse)
+    _tell_of_torchs_files()
+    if can_restrict():
+        write_only_below([*anyway, *writable])
+
+
+def _check(path: Any, rules: dict[str, bool]) -> None:
+    if not isinstance(path, str | bytes | os.PathLike):
+        return
+    given = os.fsdecode(path)
+    name = os.path.realpath(given)
+    around = [folder for folder in rules if _is_below(name, folder)]
+    if around and rules[max(around, key=len)]:
+        return
+    link = "" if os.path.isabs(given) else f" ({given!r} leads there, through a link)"
+    raise OutsideOfScratchError(
+        f"the program would change {name}{link}, which is outside of the copy that "
+        "elasticrun check runs it in, and might be a file that you need. Name files "
+        "relative to the working directory or to the script; or allow it to change "
+        f"what is there: --writable {os.path.dirname(name)}"
+    )
+
+
+def _writable_anyway() -> list[str]:
+    caches = [os.path.expandvars(os.path.expanduser(each)) for each in _CACHES]
+    known = [os.path.realpath(each) for each in caches if each[:1] not in ("", "$")]
+    return [*_DEVICES, *known]
+
+
+def _tell_of_torchs_files() -> None:
+    """Let `torch.save` say what it opens as Python does; it does so in C++."""
+    really_save = torch.save
+
+    @functools.wraps(really_save)
+    def save(obj: Any, f: Any, *arguments: Any, **options: Any) -> Any:
+        if isinstance(f, str | os.PathLike):
+            sys.audit("open", f, "wb", 0)
+        return really_save(obj, f, *arguments, **options)
+
+    torch.save = torch.serialization.save = save
 
 
 def _is_writing(mode: Any, flags: Any) -> bool:
@@ -62,4 +134,4 @@ def _is_writing(mode: Any, flags: Any) -> bool:
 
 
 def _is_below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder + os.sep)
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)

@@ -11,7 +11,7 @@ import torch
 
 from elasticrun.check.replica.checked_job import CheckedJob
 from elasticrun.check.replica.file_watch import know_opened_files
-from elasticrun.check.replica.guard import guard_folders
+from elasticrun.check.replica.guard import guard_files
 from elasticrun.check.replica.line_watch import LineWatch
 from elasticrun.check.runs.plan import decode_plan
 from elasticrun.job import current
@@ -23,7 +23,7 @@ def observe(order: dict[str, Any]) -> None:
     os.chdir(plan.directory)
     import_from_copy(plan.home, plan.directory)
     know_opened_files()
-    guard_folders(plan.guarded, scratch=os.path.dirname(plan.directory))
+    guard_files(plan.writable, plan.guarded)
     if plan.is_float64:
         compute_in_double_precision()
     current.make_jobs_with(functools.partial(CheckedJob, plan))

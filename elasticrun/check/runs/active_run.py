@@ -24,6 +24,7 @@ from elasticrun.launcher.supervisor.watchdog import HangClock, Watchdog
 from elasticrun.replicas.wire import Message
 
 OBSERVER = "elasticrun.check.replica.observing"
+TEMPORARY = "tmp"
 _MOST_LINES = 2000
 _TIMES_BEFORE_TRAINING = 5
 
@@ -186,6 +187,8 @@ def _observed(order: Message, plan: Plan, trace: Path) -> Message:
         "ELASTICRUN_TRACE": str(trace),
         "ELASTICRUN_RESCUE": "off",  # It compares what checkpoints bring back.
         "PYTHONDONTWRITEBYTECODE": "1",
+        # Beside the runs' folders: paths of sockets in it must be short.
+        "TMPDIR": str(trace.parents[1] / TEMPORARY),
     }
     variables["OMP_NUM_THREADS"] = "1"
     return {

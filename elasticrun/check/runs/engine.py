@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
-from elasticrun.check.runs.active_run import OBSERVER, ActiveRun
+from elasticrun.check.runs.active_run import OBSERVER, TEMPORARY, ActiveRun
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.plan import Limits, Plan
 from elasticrun.check.runs.routes import Route
@@ -30,7 +30,7 @@ class Engine:
     """Runs the script along routes; use it as a context manager.
 
     Args:
-        folder: Where the runs' folders go.
+        folder: Where the runs' folders go, and their temporary files.
         hang_timeout: Seconds without a boundary after which a generation is ended.
     """
 
@@ -52,6 +52,7 @@ class Engine:
         self._loop = EventLoop()
         self._active_runs: list[ActiveRun] = []
         program = Program("script", str(source.script), (), ())
+        (folder / TEMPORARY).mkdir()
         imports = [OBSERVER, *_installed(imports_of(program), source)]
         self._starters = [
             Starter(
@@ -111,6 +112,7 @@ class Engine:
         plan = Plan(
             directory=str(folder / WORK),
             guarded=self.source.guarded,
+            writable=(str(self._folder), *self.source.writable),
             records=str(folder / "records"),
             checkpoints=str(folder / "checkpoints"),
             leg=0,

@@ -35,7 +35,8 @@ class Plan:
 
     Attributes:
         directory: The scratch copy to run in.
-        guarded: Folders in which nothing may be written, and what stands for them.
+        guarded: Folders in which nothing may be written, whatever is around them.
+        writable: Folders in which the program may write.
         records: Where what is seen is noted.
         checkpoints: Where the job keeps its checkpoints, whatever the program says.
         leg: The number of this generation in its run, from 0.
@@ -49,6 +50,7 @@ class Plan:
 
     directory: str
     guarded: tuple[str, ...]
+    writable: tuple[str, ...]
     records: str
     checkpoints: str
     leg: int
@@ -66,6 +68,6 @@ class Plan:
 def decode_plan(values: Mapping[str, Any]) -> Plan:
     """Return the plan that `encode` made these values from."""
     until = None if values["until"] is None else RestartPlace(*values["until"])
-    lists = {name: tuple(values[name]) for name in ("guarded", "watched")}
+    lists = {name: tuple(values[name]) for name in ("guarded", "writable", "watched")}
     limits = Limits(**values["limits"])
     return Plan(**{**values, **lists, "until": until, "limits": limits})

@@ -32,11 +32,13 @@ class ProgramSource:
         directory: The working directory.
         script: The script's path.
         linked: Folders and files, relative to the directory, that are linked in.
+        writable: Folders outside of the copy in which the program may write.
     """
 
     directory: Path
     script: Path
     linked: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
 
     @property
     def script_folder(self) -> Path:
@@ -53,7 +55,13 @@ class ProgramSource:
         return self.script.is_relative_to(self.directory)
 
 
-def find_source(script: str, *, directory: str, linked: Sequence[str]) -> ProgramSource:
+def find_source(
+    script: str,
+    *,
+    directory: str,
+    linked: Sequence[str],
+    writable: Sequence[str] = (),
+) -> ProgramSource:
     """Return what to copy, after a look at how much it is.
 
     Raises:
@@ -65,7 +73,11 @@ def find_source(script: str, *, directory: str, linked: Sequence[str]) -> Progra
         Path(os.path.realpath(directory)),
         Path(os.path.realpath(script)),
         tuple(os.path.normpath(each) for each in linked),
+        tuple(os.path.realpath(each) for each in writable),
     )
+    for each in writable:
+        if not os.path.isdir(each):
+            raise OptionError(f"--writable {each}: there is no such folder.")
     for each in source.linked:
         if each.startswith("..") or not (source.directory / each).exists():
             raise OptionError(f"--link {each}: there is no such file or folder here.")

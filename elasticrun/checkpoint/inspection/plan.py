@@ -8,6 +8,7 @@ from typing import Any
 
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.inspection.entries import InspectionError
+from elasticrun.checkpoint.states.expected import SIZES, check_values
 
 _PREFIXES = ("loader.", "loader-")  # As states of loaders are called.
 
@@ -47,4 +48,6 @@ def plan_in(values: dict[str, Any]) -> dict[int, int]:
     """Return the plan in the state of a loader; empty of one of loaders."""
     sizes = values.get("batch_size", [])
     given = [[0, sizes]] if isinstance(sizes, int) else sizes
-    return dict([*given, *values.get("decided_batch_sizes", [])])
+    sizes = [*given, *values.get("decided_batch_sizes", [])]
+    check_values(sizes, SIZES, name="sizes of batches")
+    return dict(sizes)

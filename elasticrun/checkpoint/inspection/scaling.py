@@ -13,6 +13,7 @@ from elasticrun.adaptive.step_time import TimedSteps
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.inspection.entries import InspectionError
 from elasticrun.checkpoint.inspection.plan import plan_in, states_of_loaders
+from elasticrun.checkpoint.states.expected import STEP_TIMES, check_values
 
 _NOISE = re.compile(r"(.+\.)?noise")
 
@@ -63,6 +64,7 @@ def _noise_in(checkpoint: Checkpoint) -> Noise:
 
 def _table(values: dict[str, Any], noise: Noise) -> list[Scaling]:
     times = values["step_times"]
+    check_values(times, STEP_TIMES, name="times of steps")
     return scaling_of(
         [TimedSteps(*step) for step in times["steps"]],
         noise,

@@ -37,6 +37,7 @@ def plan(tmp_path: Path) -> Plan:
     return Plan(
         directory=str(tmp_path / "work"),
         guarded=(),
+        writable=(),
         records=str(tmp_path / "records"),
         checkpoints=str(tmp_path / "checkpoints"),
         leg=0,
