@@ -284,11 +284,20 @@ class Generation:
         elif message["type"] == "failure":
             member.failure = Failure(message["summary"], message["trace"])
             member.failed_at = message["time"]
+            self._keep_trace(member, message["full"])
         elif message["type"] == "end":
             member.has_failed_save = message["has_failed_save"]
             member.rescued = message["rescued"]
         elif message["type"] == "failed":
             self._subscriber.on_trouble()
+
+    def _keep_trace(self, member: Member, text: str) -> None:
+        """Write a traceback into the log; whether it is the cause shows only later."""
+        for reader in member.readers:  # What the replica has printed before.
+            while reader.is_open and reader.read():
+                continue
+        for line in text.encode(errors="replace").splitlines(keepends=True):
+            member.log.write(line, is_error=True)
 
     def _on_end(self, member: Member) -> None:
         now = time.monotonic()
