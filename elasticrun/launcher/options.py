@@ -393,12 +393,12 @@ def check_processors(size: int, *, uses_gpus: bool) -> None:
         )
 
 
-def check_batch(size: int, elsewhere: int, batch_size: int | None) -> None:
+def check_batch(size: int, elsewhere: int, batch_size: int) -> None:
     """Refuse more replicas than a global batch has samples.
 
     Args:
         elsewhere: Replicas on other nodes.
-        batch_size: Of the largest batch so far; None or 0 if there was none.
+        batch_size: Of the largest batch so far; 0 if there was none.
 
     Raises:
         OptionError: Some would never get a sample.

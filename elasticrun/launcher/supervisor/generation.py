@@ -168,6 +168,11 @@ class Generation:
         return any(m.report.get("gpu_memory") is not None for m in self.members)
 
     @property
+    def batch_size(self) -> int:
+        """Samples of the largest global batch so far; 0 if there was none."""
+        return max(member.report.get("batch_size", 0) for member in self.members)
+
+    @property
     def has_begun(self) -> bool:
         """Whether any program on this node has come to make its job."""
         return any(member.report for member in self.members)

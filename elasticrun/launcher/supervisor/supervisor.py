@@ -188,8 +188,8 @@ class Supervisor:
             is_forced: Even if there are too few samples, GPUs or cores for them.
 
         Raises:
-            OptionError: The number is out of bounds, or too large for the launcher, the
-                global batch or this machine, or no replica can be started.
+            OptionError: The number is out of bounds, or too large for the launcher,
+                for the global batch or this machine, or no replica can be started.
         """
         self.options.replicas.check(size)
         if self._stop is Stop.END:

@@ -154,7 +154,7 @@ class Takeover:
         uses_gpus = generation is not None and generation.uses_gpus
         check_processors(size, uses_gpus=uses_gpus)
         if generation is not None:
-            check_batch(size, elsewhere, generation.members[0].report.get("batch_size"))
+            check_batch(size, elsewhere, generation.batch_size)
 
     def _stay(self) -> str:
         """Cancel a rescaling of which the running generation knows nothing yet."""
