@@ -31,7 +31,7 @@ fast: $(INSTALLED)  ## the tests that take two minutes
 	$(PYTEST) -n $$(($$(nproc) + 1)) --dist worksteal \
 		-m "not slow and not wide and not gpu and not soak"
 
-matrix:  ## the fast tests on each Python that this machine has, and on the oldest torch
+matrix:  ## the fast tests on each Python that this machine has, and on the oldest and newest torch
 	$(PYTHON) tests/matrix.py
 
 test: $(INSTALLED)  ## what is promised, each in one way at least
