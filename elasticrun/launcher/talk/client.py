@@ -235,7 +235,7 @@ def find_job(name: str | None) -> JobConnection:
             does not answer.
     """
     jobs, silent = find_jobs()
-    all_ = [*jobs, *silent]
+    all_: list[JobConnection | SilentJobError] = [*jobs, *silent]
     found = [job for job in all_ if (job.is_called(name) if name else job.is_here)]
     try:
         if len(found) > 1 or (all_ and not found and name is None):
