@@ -170,7 +170,7 @@ class Generation:
     @property
     def batch_size(self) -> int:
         """Samples of the largest global batch so far; 0 if there was none."""
-        return max(member.report.get("batch_size", 0) for member in self.members)
+        return max(int(m.report.get("batch_size", 0)) for m in self.members)
 
     @property
     def has_begun(self) -> bool:

@@ -10,8 +10,7 @@ import pytest
 
 from elasticrun.launcher.options import OptionError, check_batch, check_processors
 from tests.launcher.running import ELASTICRUN, WITHOUT_TORCH, running, variables
-from tests.lint.styles.distillation import freeze
-from tests.support.stage import Stage
+from tests.support.stage import Stage, freeze
 
 
 def from_elsewhere(
