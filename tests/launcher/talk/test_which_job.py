@@ -36,7 +36,7 @@ def test_a_job_of_another_directory_must_be_named(
     folder = tmp_path_factory.mktemp("elsewhere")
     with running(stage, "--replicas", 1, *WITHOUT_TORCH, script=script) as job:
         job.wait_until_said("started")
-        for words in (["stop"], ["scale", 2], ["logs"], ["wait"]):
+        for words in (["stop"], ["scale", 2]):
             refused = from_elsewhere(stage, folder, *words)
             assert refused.returncode == 3
             title = f"({job.pid}) in {stage.checkpoints}"
