@@ -31,7 +31,7 @@ fast: $(INSTALLED)  ## the tests that take two minutes
 	$(PYTEST) -n $$(($$(nproc) + 1)) --dist worksteal \
 		-m "not slow and not wide and not gpu and not soak"
 
-matrix:  ## the fast tests on each Python that this machine has, and on the oldest torch
+matrix:  ## the fast tests on each Python that this machine has, and on the oldest and newest torch
 	$(PYTHON) tests/matrix.py
 
 test: $(INSTALLED)  ## what is promised, each in one way at least
@@ -53,6 +53,7 @@ docs: $(INSTALLED)  ## build the site of docs/ and the docstrings, and serve it 
 	$(RUN) docs/command_line.py
 	$(RUN) docs/pictures/costs.py
 	$(RUN) -m sphinx -q -E -W --keep-going -c docs . build/site
+	printf '<meta http-equiv="refresh" content="0; url=docs/index.html">\n' >build/site/index.html
 	$(RUN) -m http.server --bind 127.0.0.1 --directory build/site $(PORT)
 
 clean:

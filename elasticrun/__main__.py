@@ -186,6 +186,9 @@ def _add_scale(parser: argparse.ArgumentParser) -> None:
         help="how many processes to train with, or how many more or fewer "
         "than now")  # fmt: skip
     _add_job(parser)
+    parser.add_argument("--force", action="store_true",
+        help="even if the global batch has fewer samples, or the machine fewer GPUs or "
+             "less than half as many cores")  # fmt: skip
 
 
 def _add_stop(parser: argparse.ArgumentParser) -> None:
@@ -236,8 +239,8 @@ def _add_checkpoints(commands: Any) -> None:
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", nargs="?", metavar="JOB",
-        help="the job's name, or the process number of its launcher; needed if several "
-             "jobs run")  # fmt: skip
+        help="the job's name, its checkpoint directory, or the process number of its "
+             "launcher; default: the job of this directory")  # fmt: skip
 
 
 def _lazily(module: str, function: str) -> Callable[[argparse.Namespace], int]:
@@ -248,7 +251,14 @@ def _lazily(module: str, function: str) -> Callable[[argparse.Namespace], int]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says which command or option is near one that there is not."""
+    """Says which command or option is near one that there is not.
+
+    It takes no part of an option's name for the option: a newer version may have two
+    that begin so.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(allow_abbrev=False, **kwargs)
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse what nobody knows, with the usage of the command that was asked."""

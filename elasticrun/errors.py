@@ -35,6 +35,8 @@ USAGE = 2
 NO_JOB = 3
 REFUSED = 4  # By the job, or it did not answer.
 
+_OWN = f"{os.path.dirname(os.path.abspath(__file__))}{os.sep}"
+
 
 class ElasticRunError(RuntimeError):
     """The job cannot go on; the text gives the values, the reason and the way out."""
@@ -105,12 +107,15 @@ def warn_at_program(text: str, category: type[Warning] = UserWarning) -> None:
     )
 
 
-def _line_of_program(frame: FrameType | None) -> FrameType | None:
-    own = f"{os.path.dirname(os.path.abspath(__file__))}{os.sep}"
+def is_of_program(file: str) -> bool:
+    """Return whether a source file is neither elasticrun's nor torch's."""
     torchs = f"{os.sep}site-packages{os.sep}torch{os.sep}"
+    return not file.startswith((_OWN, "<")) and torchs not in file
+
+
+def _line_of_program(frame: FrameType | None) -> FrameType | None:
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((own, "<")) and torchs not in name:
+        if is_of_program(frame.f_code.co_filename):
             return frame
         frame = frame.f_back
     return None

@@ -4,8 +4,8 @@ With names, as `python tests/matrix.py 3.10-torch-2.7`, only those of them.
 
 Found are the versions that pyenv has installed, and every `python3.N` on the path. Each
 gets an environment of its own, `.matrix/3.N`, by the rule that makes `.venv`; the first
-gets another one, with the oldest torch that setup.py allows, and one with the oldest
-Lightning, on which its own tests run. A Python for which that
+gets others, with the oldest torch that setup.py allows, with the newest that there is,
+and with the oldest Lightning, on which its own tests run. A Python for which that
 cannot be made, as where torch has no wheel for it, is skipped, with the last words of
 the installer.
 """
@@ -71,6 +71,13 @@ def requirements_of_oldest_torch() -> tuple[str, Path]:
     return stated[1], _written(f"torch-{stated[1]}.txt", pinned)
 
 
+def requirements_of_newest_torch() -> Path:
+    """Return a file of what is installed with the torch that people get today."""
+    free, num_pins = re.subn("(?m)^torch==.*", "torch", REQUIREMENTS.read_text())
+    assert num_pins == 1
+    return _written("torch-newest.txt", free)
+
+
 def requirements_of_oldest_lightning() -> tuple[str, Path]:
     """Return the oldest Lightning, and a file of what its tests need.
 
@@ -103,6 +110,8 @@ def rows() -> Iterator[tuple[str, str, Path, str | None]]:
     for (major, minor), interpreter in list(found.items())[:1]:
         torch, requirements = requirements_of_oldest_torch()
         yield f"{major}.{minor}-torch-{torch}", interpreter, requirements, None
+        newest = requirements_of_newest_torch()
+        yield f"{major}.{minor}-torch-newest", interpreter, newest, None
         version, requirements = requirements_of_oldest_lightning()
         name = f"{major}.{minor}-lightning-{version}"
         yield name, interpreter, requirements, "tests/integrations/lightning"

@@ -61,10 +61,14 @@ class LaunchedJob:
             copier.start()
         self.pid = process.pid
 
-    def scale(self, replicas: int) -> None:
-        """Go on with so many replicas; returns when they train."""
+    def scale(self, replicas: int, *, force: bool = False) -> None:
+        """Go on with so many replicas; returns when they train.
+
+        Args:
+            force: Even if there are too few samples, GPUs or cores for them.
+        """
         with self._find() as job:
-            for _ in job.scale(replicas):
+            for _ in job.scale(replicas, is_forced=force):
                 continue
 
     def status(self) -> dict[str, Any]:

@@ -166,14 +166,24 @@ def scale(arguments: argparse.Namespace) -> int:
 
     def ask(job: JobConnection) -> Iterator[str]:
         before = 0 if text.isdecimal() else int(job.status["target"])
-        return job.scale(before + int(text))
+        return job.scale(before + int(text), is_forced=arguments.force)
 
     return _follow(arguments, ask)
 
 
 def stop(arguments: argparse.Namespace) -> int:
     """End a job, saved unless that is not wanted, and wait for its end."""
-    return _follow(arguments, lambda job: job.stop(is_now=arguments.now))
+    try:
+        try:
+            job = find_job(arguments.job)
+        except SilentJobError as error:
+            _say_all(error.title, error.stop(is_now=arguments.now))
+            return 0
+        with job:
+            _say_all(job.title, job.stop(is_now=arguments.now))
+    except JobError as error:
+        return _fail(str(error), error.exit_code)
+    return 0
 
 
 def wait(arguments: argparse.Namespace) -> int:
@@ -207,11 +217,17 @@ def _follow(
     """Ask a job for a change, and say what happens until it is done."""
     try:
         with find_job(arguments.job) as job:
-            for text in ask(job):
-                _say(text)
+            _say_all(job.title, ask(job))
     except JobError as error:
         return _fail(str(error), error.exit_code)
     return 0
+
+
+def _say_all(title: str, texts: Iterator[str]) -> None:
+    """Say which job it is, and what happens to it."""
+    _note(title)
+    for text in texts:
+        _say(text)
 
 
 def status(arguments: argparse.Namespace) -> int:
@@ -286,8 +302,8 @@ def _statuses(
         with job:
             if name is None or job.is_called(name):
                 found.append(job.status)
-    if name is not None and (found or name.isdecimal()):
-        silent = [error for error in silent if str(error.pid) == name]
+    if name is not None:
+        silent = [error for error in silent if error.is_called(name)]
     return found, silent
 
 
@@ -309,6 +325,7 @@ def logs(arguments: argparse.Namespace) -> int:
             logs.show_logs(ended, choice, write=_show)
             return 0
         with find_job(arguments.job) as job:
+            _note(job.title)
             directory = Path(str(job.status["log_dir"]))
             if arguments.follow:
                 logs.follow_logs(

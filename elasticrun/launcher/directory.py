@@ -22,7 +22,7 @@ from elasticrun.launcher.options import OptionError, Program
 _FINISHED = "finished.json"
 _OWN = re.compile(
     r"checkpoint-[0-9]{8,}|generation|(launcher\.)?lock|finished\.json|logs|rendezvous"
-    r"|events(\.old)?\.jsonl|log-files|\w+(\.json)?\.tmp"
+    r"|events(\.old)?\.jsonl|log-files|streams|\w+(\.json)?\.tmp"
 )
 
 

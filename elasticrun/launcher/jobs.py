@@ -18,7 +18,13 @@ from elasticrun.checkpoint.inspection.entries import (
 from elasticrun.checkpoint.storage.place import Place, RemotePath, parse_place
 from elasticrun.errors import NO_JOB, CheckpointError
 from elasticrun.launcher import environment
-from elasticrun.launcher.talk.client import JobError, find_jobs
+from elasticrun.launcher.talk.client import (
+    JobError,
+    NoSuchJobError,
+    SilentJobError,
+    find_job,
+    places_meant,
+)
 from elasticrun.launcher.talk.started import started_lately
 
 
@@ -111,7 +117,7 @@ def status_of_ended(job: KnownJob) -> dict[str, Any]:
 
 
 def find_known_job(word: str | None) -> KnownJob:
-    """Return the job of this name, number, directory or URL; the only one without.
+    """Return the job of this name, number, directory or URL; without, that of here.
 
     One that has ended is found by its directory, or where a script of that name has its
     checkpoints by default, or by what this user started lately.
@@ -119,21 +125,15 @@ def find_known_job(word: str | None) -> KnownJob:
     Raises:
         JobError: There is none, or more than one.
     """
-    running, place = _running_jobs(), _place(word)
-    found = [
-        job
-        for job in running
-        if word in (None, job.name, job.pid) or place == job.directory
-    ]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = ", ".join(job.pid for job in found)
-        raise JobError(
-            f"more than one such job is running: {names}. Give one of these process "
-            "numbers.",
-            exit_code=NO_JOB,
-        )
+    try:
+        with find_job(word) as job:
+            return KnownJob(parse_place(job.status["checkpoint_dir"]), job.status)
+    except JobError as error:
+        is_elsewhere = word is None and not isinstance(error, SilentJobError)
+        if not (isinstance(error, NoSuchJobError) or is_elsewhere):
+            raise
+        found = error
+    place = _place(word)
     if place is not None:
         return KnownJob(place)
     if word is not None:
@@ -149,7 +149,9 @@ def find_known_job(word: str | None) -> KnownJob:
     try:
         return KnownJob(choose_storage(None, configured=configured).place)
     except (InspectionError, CheckpointError, ValueError) as error:
-        raise JobError(str(error), exit_code=NO_JOB) from error
+        if isinstance(found, NoSuchJobError):
+            found = JobError(str(error), exit_code=NO_JOB)
+        raise found from error
 
 
 def status_of_last() -> dict[str, Any] | None:
@@ -163,25 +165,11 @@ def status_of_last() -> dict[str, Any] | None:
     return None
 
 
-def _running_jobs() -> list[KnownJob]:
-    jobs, _ = find_jobs()
-    found = []
-    for job in jobs:
-        with job:
-            place = parse_place(job.status["checkpoint_dir"])
-            found.append(KnownJob(place, job.status))
-    return found
-
-
 def _place(word: str | None) -> Place | None:
     """Return the directory or URL that a word means, None if it is none."""
     if word is None:
         return None
-    for text in (word, f"{word.removesuffix('.py')}-checkpoints"):
-        try:
-            place = parse_place(text)
-        except ValueError:
-            return None
+    for place in places_meant(word):
         if isinstance(place, RemotePath) or os.path.isdir(place):
             return place
     return None

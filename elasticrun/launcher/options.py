@@ -370,16 +370,44 @@ def check_open_files(size: int) -> None:
             )
 
 
-def check_gpus(size: int) -> None:
-    """Refuse more replicas than GPUs to a job that trains on GPUs.
+def check_processors(size: int, *, uses_gpus: bool) -> None:
+    """Refuse more replicas than GPUs, or than two for each core without GPUs.
 
     Raises:
-        OptionError: Some would have none, and so all would train on the CPU.
+        OptionError: Some would have none, and so all would be slower.
     """
     num_gpus = environment.num_gpus()
-    if 0 < num_gpus < size:  # None where they cannot be counted.
+    if uses_gpus and 0 < num_gpus < size:  # None where they cannot be counted.
         raise OptionError(
             f"{size} replicas: the job trains on GPUs, and each replica needs its own, "
             f"or all would train on the CPU. {num_gpus} can be seen here. Ask for at "
-            f"most {num_gpus}."
+            f"most {num_gpus}; --force asks for more all the same."
+        )
+    num_cores = environment.num_cores()
+    most = max(2 * num_cores, num_gpus)
+    if size > most:
+        raise OptionError(
+            f"{size} replicas: this machine has {counted(num_cores, 'core')} for them, "
+            f"so they would wait for each other, and for memory. Ask for at most "
+            f"{most}; --force asks for more all the same."
+        )
+
+
+def check_batch(size: int, elsewhere: int, batch_size: int) -> None:
+    """Refuse more replicas than a global batch has samples.
+
+    Args:
+        elsewhere: Replicas on other nodes.
+        batch_size: Of the largest batch so far; 0 if there was none.
+
+    Raises:
+        OptionError: Some would never get a sample.
+    """
+    if batch_size and size + elsewhere > batch_size:
+        others = f" and {elsewhere} on other nodes" if elsewhere else ""
+        raise OptionError(
+            f"{size} replicas{others}: the global batch has "
+            f"{counted(batch_size, 'sample')}, so some would never get one. Ask for "
+            "fewer, or raise the loader's batch_size; --force asks for as many all "
+            "the same."
         )

@@ -7,9 +7,10 @@ from typing import Any
 
 
 def add_script_arguments(parser: argparse.ArgumentParser) -> None:
-    """Take what follows the options as `script` and `args`, its own `--` included.
+    """Take what follows the options as `script` and `args`.
 
-    A `--` that stands before the script ends the options, and is nobody's argument.
+    A `--` before the script or right behind it only ends options, and is nobody's
+    argument.
     """
     # As two arguments, argparse would take a `--` between them out.
     parser.add_argument(
@@ -28,3 +29,4 @@ class _Split(argparse.Action):
         del parser, option_string
         # Some versions of Python leave it there.
         namespace.script, *namespace.args = values[values[0] == "--" :]
+        del namespace.args[: namespace.args[:1] == ["--"]]

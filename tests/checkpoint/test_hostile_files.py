@@ -212,7 +212,7 @@ def test_a_file_with_a_right_checksum_that_is_no_state_is_named(
     assert run(tmp_path, "export", 1, tmp_path / "x", "--state", state).code in (0, 2)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_an_archive_of_a_program_is_shown_as_bytes(tmp_path: Path) -> None:
     class Scripted(State):
         def __init__(self) -> None:

@@ -71,8 +71,8 @@ def test_no_command_is_a_usage_error() -> None:
 def test_only_what_ends_the_options_is_not_the_programs(command: str) -> None:
     parser = _make_parser(command)
     for words, script, arguments in (
-        (["x", "--", "-a"], "x", ["--", "-a"]),
-        (["--", "x", "--", "-a"], "x", ["--", "-a"]),
+        (["x", "--", "-a"], "x", ["-a"]),
+        (["--", "x", "--", "-a"], "x", ["-a"]),
         (["--replicas", "2", "--", "x", "--replicas", "3"], "x", ["--replicas", "3"]),
         (["x", "-a", "--", "b", "--"], "x", ["-a", "--", "b", "--"]),
         (["x"], "x", []),
@@ -91,6 +91,9 @@ def test_a_mistyped_command_is_answered(capsys: pytest.CaptureFixture[str]) -> N
     said = capsys.readouterr().err
     assert "--frsh is no option or argument here; did you mean --fresh?" in said
     assert said.startswith("usage: elasticrun run")
+    with pytest.raises(SystemExit):  # No part of a name is taken for it.
+        main(["run", "--fre", "train.py"])
+    assert "--fre is no option or argument here" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["train.py"])
     assert "there is no command 'train.py'\n" in capsys.readouterr().err

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from elasticrun.errors import BY_SIGNAL
+from elasticrun.errors import BY_SIGNAL, ElasticRunError, is_of_program
 from elasticrun.launcher import environment, interpreter, processes
 from elasticrun.launcher.replica.functions import call_function, save_result
 from elasticrun.launcher.replica.hold import Hold
@@ -42,6 +42,7 @@ from elasticrun.replicas.signals import take_no_more_stop_signals
 from elasticrun.replicas.wire import Channel, Message, to_line
 
 _LAUNCHER = str(Path(__file__).parents[1])
+_MOST_TRACE, _MOST_FULL = 20_000, 200_000  # Characters.
 _BARRED = (
     b"a forked replica could not use GPUs, so it starts an interpreter of its own "
     b"instead, which takes longer; --start exec does so at once\n"
@@ -231,16 +232,21 @@ def _run(
         trace = _without_launcher(error.__traceback__)
         error.__traceback__ = trace
         text = "".join(traceback.format_exception(type(error), error, trace))
+        hook = sys.excepthook  # torch.distributed has one, which only adds the rank.
+        is_torchs = (getattr(hook, "__module__", None) or "").startswith("torch.")
+        has_own_hook = not (hook is sys.__excepthook__ or is_torchs)
+        if has_own_hook:
+            hook(type(error), error, trace)
+        _flush()  # Before the launcher hears of it, which writes `text` into the log.
         channel.send(
             {
                 "type": "failure",
                 "summary": _summary(error),
-                "trace": text[-20000:],
+                "trace": "" if has_own_hook else _shown(error, text)[-_MOST_TRACE:],
+                "full": "" if has_own_hook else text[-_MOST_FULL:],
                 "time": when,
             }
         )
-        sys.excepthook(type(error), error, trace)
-        _flush()
         channel.send({"type": "failed"})
         is_interrupt = isinstance(error, KeyboardInterrupt)
         return BY_SIGNAL[signal.SIGINT] if is_interrupt else 1
@@ -259,6 +265,19 @@ def _exit_code(error: SystemExit) -> int:
 def _summary(error: BaseException) -> str:
     lines = traceback.format_exception_only(type(error), error)
     return "".join(lines).strip()[:2000]
+
+
+def _shown(error: BaseException, text: str) -> str:
+    """Return what a terminal shows of a traceback below the error's own text.
+
+    What elasticrun has refused needs the program's lines alone, none of elasticrun's.
+    """
+    if not isinstance(error, ElasticRunError):
+        return text
+    frames = traceback.extract_tb(error.__traceback__)
+    return "".join(
+        traceback.format_list([each for each in frames if is_of_program(each.filename)])
+    )
 
 
 def _without_launcher(trace: TracebackType | None) -> TracebackType | None:

@@ -13,6 +13,7 @@ from itertools import takewhile
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from elasticrun.checkpoint.position import STEPS, STEPS_OF
 from elasticrun.logger import Logger
 from elasticrun.replicas.wire import Channel, Message
 
@@ -46,6 +47,7 @@ class Reporter:
         self._stop_cause: str | None = None
         self._has_trained = False
         self._has_failed = False
+        self._largest_batch = 0
         self._last: Message = {}
         self._looking = threading.Lock()
         self._has_ended = False
@@ -118,6 +120,9 @@ class Reporter:
         counts = _counts_of(position)
         self._has_trained = self._has_trained or counts > _counts_of(job.start)
         loader, newest = job.loops.outermost, job.newest_checkpoint
+        if loader is not None and not position.loader.startswith((STEPS, STEPS_OF)):
+            size = loader.running_loop.current.part.global_batch_size
+            self._largest_batch = max(self._largest_batch, size)
         gpu_memory, gpu_utilization = gpu_use(job)
         report = {
             "type": "report",
@@ -134,6 +139,7 @@ class Reporter:
             "loader": position.loader,
             "num_samples": None if loader is None else loader.num_samples,
             "batch": None if loader is None else loader.batch_index,
+            "batch_size": self._largest_batch,
             "num_batches": None if loader is None else loader.running_loop.num_batches,
             "in_epoch": position.in_epoch,
             "num_epochs": job.progress.num_epochs,

@@ -20,6 +20,16 @@ _ABORT_HINT = (
     "process; its log says which"
 )
 
+# What torch says where a program asks for a GPU that is not there.
+_NO_CUDA = re.compile(
+    r"Torch not compiled with CUDA enabled|No CUDA GPUs are available"
+    r"|Found no NVIDIA driver|on a CUDA device but torch\.cuda\.is_available"
+)
+_NO_CUDA_HINT = (
+    "\nelasticrun.device() is this replica's device: a GPU of its own, or the CPU "
+    'where there is none; use it in place of "cuda"'
+)
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -27,7 +37,7 @@ class Failure:
 
     Attributes:
         summary: Its last line: the type and the text.
-        trace: The whole traceback.
+        trace: What a person is shown of the traceback; the log has all of it.
     """
 
     summary: str
@@ -112,7 +122,9 @@ def describe(ending: Ending, *, hint: str = "") -> str:
         hint: What is known about SIGKILL, such as that memory was full.
     """
     if ending.failure is not None:
-        return f"rank {ending.rank} raised {ending.failure.summary}"
+        summary = ending.failure.summary
+        hint = _NO_CUDA_HINT if _NO_CUDA.search(summary) else ""
+        return f"rank {ending.rank} raised {summary}{hint}"
     if ending.code < 0:
         return (
             f"rank {ending.rank} was killed by signal {-ending.code}"

@@ -168,6 +168,11 @@ class Generation:
         return any(m.report.get("gpu_memory") is not None for m in self.members)
 
     @property
+    def batch_size(self) -> int:
+        """Samples of the largest global batch so far; 0 if there was none."""
+        return max(int(m.report.get("batch_size", 0)) for m in self.members)
+
+    @property
     def has_begun(self) -> bool:
         """Whether any program on this node has come to make its job."""
         return any(member.report for member in self.members)
@@ -284,11 +289,20 @@ class Generation:
         elif message["type"] == "failure":
             member.failure = Failure(message["summary"], message["trace"])
             member.failed_at = message["time"]
+            self._keep_trace(member, message["full"])
         elif message["type"] == "end":
             member.has_failed_save = message["has_failed_save"]
             member.rescued = message["rescued"]
         elif message["type"] == "failed":
             self._subscriber.on_trouble()
+
+    def _keep_trace(self, member: Member, text: str) -> None:
+        """Write a traceback into the log; whether it is the cause shows only later."""
+        for reader in member.readers:  # What the replica has printed before.
+            while reader.is_open and reader.read():
+                continue
+        for line in text.encode(errors="replace").splitlines(keepends=True):
+            member.log.write(line, is_error=True)
 
     def _on_end(self, member: Member) -> None:
         now = time.monotonic()

@@ -155,6 +155,7 @@ class Judge:
         return NextAction(STOPPED)
 
     def _say_crash(self, text: str, verdict: Verdict, number: int) -> None:
+        """Say what has ended a generation, and show where; what followed is in logs."""
         self._console.event(
             text,
             "crash",
@@ -167,13 +168,13 @@ class Judge:
             samples=verdict.num_passed,
             checkpoint=verdict.newest,
         )
+        if verdict.trace:
+            self._console.detail(verdict.trace)
         if verdict.rescued:
             self._console.note("rescue", verdict.rescued, generation=number)
 
-    def fail(self, why: str, *, trace: str = "") -> NextAction:
+    def fail(self, why: str) -> NextAction:
         """Say why the job fails, and end it."""
-        if trace:
-            self._console.detail(trace)
         self._console.event(f"failed: {why}")
         return NextAction(FAILED)
 
@@ -245,9 +246,7 @@ class Judge:
         )
         delay, text = self._crashes.decide(verdict, number)
         if delay is None:
-            # On a terminal it stands above, as the replica has printed it.
-            is_seen = verdict.is_here and self._console.is_terminal
-            return self.fail(text, trace="" if is_seen else verdict.trace)
+            return self.fail(text)
         self._console.event(text, "restart", cause="a crash", delay=delay)
         return NextAction(delay=delay)
 

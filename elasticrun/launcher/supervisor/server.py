@@ -86,7 +86,8 @@ class Server:
         if kind == "leave":
             return self._leave(channel)
         if kind == "scale":
-            return self._scale(request.get("replicas"), channel)
+            is_forced = request.get("is_forced") is True
+            return self._scale(request.get("replicas"), channel, is_forced=is_forced)
         return {
             "error": f"{kind!r} is no request; known are status, scale, stop and leave"
         }
@@ -112,11 +113,11 @@ class Server:
         self._stopping.append(channel)
         return {"text": "saving and leaving"}
 
-    def _scale(self, size: object, channel: Channel) -> Message:
+    def _scale(self, size: object, channel: Channel, *, is_forced: bool) -> Message:
         if not isinstance(size, int) or isinstance(size, bool):
             return {"error": f"{size!r} is no number of replicas"}
         try:
-            text = self._supervisor.scale(size)
+            text = self._supervisor.scale(size, is_forced=is_forced)
         except OptionError as error:
             return {"error": str(error)}
         self._dismiss_overruled()

@@ -92,6 +92,7 @@ class StatusBook:
             "causes": supervisor.crashes.causes,
             "checkpoint_dir": report.get("checkpoint_dir")
             or str(options.checkpoint_dir),
+            "started_in": os.getcwd(),
             "local_dir": str(options.local_dir),
             "log_dir": str(options.log_dir),
             "seconds": time.time() - supervisor.judge.started_at,

@@ -259,7 +259,7 @@ class Successors:
             if message["type"] == "waiting":
                 self._note_waiting(replica)
             elif message["type"] == "failure":
-                self._fail(replica, message["trace"])
+                self._fail(replica, f"{message['summary']}\n{message['trace']}")
                 return
         if not replica.channel.is_open:
             for output, printed in zip(replica.outputs, replica.printed, strict=True):

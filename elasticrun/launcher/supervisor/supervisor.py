@@ -181,17 +181,24 @@ class Supervisor:
         """Whether the running generation is neither to stop nor to be rescaled."""
         return self._stop is Stop.NONE and not self.takeover.is_rescaling
 
-    def scale(self, size: int) -> str:
+    def scale(self, size: int, *, is_forced: bool = False) -> str:
         """Go on with so many replicas here; return what will happen.
 
+        Args:
+            is_forced: Even if there are too few samples, GPUs or cores for them.
+
         Raises:
-            OptionError: The number is out of bounds, or too large for the launcher, or
-                no replica can be started.
+            OptionError: The number is out of bounds, or too large for the launcher,
+                for the global batch or this machine, or no replica can be started.
         """
         self.options.replicas.check(size)
         if self._stop is Stop.END:
             return "the job is stopping, so it is not rescaled"
-        return self.takeover.scale(size, self.generation)
+        round_ = self.nodes.round
+        elsewhere = round_.size - round_.share if round_ is not None else 0
+        return self.takeover.scale(
+            size, self.generation, elsewhere=elsewhere, is_forced=is_forced
+        )
 
     def stop(self, cause: str, code: int, *, is_for_all: bool = False) -> None:
         """Save and end the job here; the second time, end it at once.

@@ -14,8 +14,9 @@ from elasticrun.launcher.nodes.nodes import SCALE
 from elasticrun.launcher.options import (
     OptionError,
     Options,
-    check_gpus,
+    check_batch,
     check_open_files,
+    check_processors,
 )
 from elasticrun.launcher.supervisor.generation import Generation
 from elasticrun.launcher.supervisor.orders import rehearsal_orders
@@ -105,7 +106,14 @@ class Takeover:
         self._nodes.note_prepared(False)
         self.successors.prepare(self.size, beside=generation)
 
-    def scale(self, size: int, generation: Generation | None) -> str:
+    def scale(
+        self,
+        size: int,
+        generation: Generation | None,
+        *,
+        elsewhere: int = 0,
+        is_forced: bool = False,
+    ) -> str:
         """Go on with so many replicas; return what will happen.
 
         Those that run go on until all of the others need the job. If not all come so
@@ -113,10 +121,12 @@ class Takeover:
 
         Args:
             generation: The one that runs; it may have been asked to stop.
+            elsewhere: How many there are on other nodes.
+            is_forced: Even if there are too few samples, GPUs or cores for them.
 
         Raises:
-            OptionError: The number is too large for the launcher, or no replica can be
-                started.
+            OptionError: The number is too large for the launcher, the global batch or
+                this machine, or no replica can be started.
         """
         if size == self.size:
             return f"the job has {counted(size, 'replica')} already"
@@ -124,8 +134,8 @@ class Takeover:
         if self.is_preparing and size == num_running:
             return self._stay()
         check_open_files(size)
-        if generation is not None and generation.uses_gpus:
-            check_gpus(size)
+        if size > self.size and not is_forced:
+            self._check_use(size, generation, elsewhere)
         before, self.size = self.size, size
         text = _describe(before, size)
         self._console.event(text)
@@ -136,6 +146,15 @@ class Takeover:
                     "no replica can be started; the launcher's output says why"
                 )
         return text
+
+    def _check_use(
+        self, size: int, generation: Generation | None, elsewhere: int
+    ) -> None:
+        """Refuse more replicas than have something to do."""
+        uses_gpus = generation is not None and generation.uses_gpus
+        check_processors(size, uses_gpus=uses_gpus)
+        if generation is not None:
+            check_batch(size, elsewhere, generation.batch_size)
 
     def _stay(self) -> str:
         """Cancel a rescaling of which the running generation knows nothing yet."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import select
+import signal
 import socket
+import sys
 from collections.abc import Iterator
 from typing import Any
 
+from elasticrun.checkpoint.storage.place import Place, parse_place
 from elasticrun.errors import NO_JOB, REFUSED, ElasticRunError
 from elasticrun.launcher.talk import sockets
+from elasticrun.launcher.talk.started import Started, started_lately
 from elasticrun.replicas.wire import Channel, Message, WireError
 
 _ANSWER_SECONDS = 5.0
@@ -22,15 +28,62 @@ class JobError(ElasticRunError):
         self.exit_code = exit_code
 
 
+class NoSuchJobError(JobError):
+    """No job is running that could be meant."""
+
+
 class SilentJobError(JobError):
-    """A launcher listens but says nothing."""
+    """A launcher listens but says nothing; what is known of it was noted at its start.
+
+    Attributes:
+        pid: The launcher's process.
+        title: What to call it.
+    """
 
     def __init__(self, pid: int) -> None:
+        noted = [each for each in started_lately() if each.pid == pid]
+        self._job = noted[0] if noted else Started("job", pid, "")
+        self.pid = pid
+        self.title = _title(self._job)
         super().__init__(
-            f"job {pid} does not answer (suspended, or its output is blocked)",
+            f"{self.title} does not answer (suspended, or its output is blocked)",
             exit_code=REFUSED,
         )
-        self.pid = pid
+
+    def is_called(self, name: str) -> bool:
+        """Return whether it has this name, process number or directory."""
+        return _is_called(self._job, name)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it belongs to the working directory."""
+        return _is_here(self._job)
+
+    def stop(self, *, is_now: bool = False) -> Iterator[str]:
+        """Send the launcher what it reads once it runs again; yield what happens.
+
+        Raises:
+            JobError: It has ended, or belongs to another container.
+        """
+        if not sockets.is_of_this_container(self.pid):
+            raise self
+        # Different signals, since two alike may come as one.
+        numbers = [signal.SIGTERM] + [signal.SIGINT] * is_now
+        try:
+            process = os.pidfd_open(self.pid)
+            for number in (*numbers, signal.SIGCONT):
+                signal.pidfd_send_signal(process, number)
+        except ProcessLookupError as error:
+            raise JobError("the launcher has ended", exit_code=REFUSED) from error
+        does = "ends at once" if is_now else "saves and ends"
+        yield (
+            "it does not answer, so it was sent SIGTERM, and SIGCONT if it was "
+            f"suspended: it {does} as soon as it runs. If it never does, `kill -9 "
+            f"{self.pid}` ends it, without a save"
+        )
+        select.select([process], [], [])
+        os.close(process)
+        yield "ended"
 
 
 class JobConnection:
@@ -55,9 +108,26 @@ class JobConnection:
     def close(self) -> None:
         self._channel.close()
 
+    @property
+    def title(self) -> str:
+        """What to call it: its name, process and directory."""
+        return _title(self._job)
+
     def is_called(self, name: str) -> bool:
-        """Return whether it has this name or process number."""
-        return name in (str(self.status["job"]), str(self.pid))
+        """Return whether it has this name, process number or directory."""
+        return _is_called(self._job, name)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it was started in this directory, or keeps its checkpoints here."""
+        return _is_here(self._job)
+
+    @property
+    def _job(self) -> Started:
+        said = self.status
+        return Started(
+            said["job"], self.pid, said["checkpoint_dir"], said["started_in"]
+        )
 
     @property
     def has_ended(self) -> bool:
@@ -65,9 +135,14 @@ class JobConnection:
         self._channel.drain()
         return not self._channel.is_open
 
-    def scale(self, size: int) -> Iterator[str]:
-        """Change the number of replicas; yield what happens, until they train."""
-        answer = self._ask({"type": "scale", "replicas": size})
+    def scale(self, size: int, *, is_forced: bool = False) -> Iterator[str]:
+        """Change the number of replicas; yield what happens, until they train.
+
+        Args:
+            is_forced: Even if there are too few samples, GPUs or cores for them.
+        """
+        request = {"type": "scale", "replicas": size, "is_forced": is_forced}
+        answer = self._ask(request)
         yield answer["text"]
         self._channel.connection.settimeout(None)
         while not answer.get("is_done"):
@@ -149,30 +224,82 @@ def find_jobs() -> tuple[list[JobConnection], list[SilentJobError]]:
 
 
 def find_job(name: str | None) -> JobConnection:
-    """Return the job of this name or process number, or the only one.
+    """Return the job of this name, process number or directory.
+
+    Without any it is that of the working directory: a name that is left out must not
+    act on a job somewhere else. On a terminal the user is asked which one.
 
     Raises:
-        JobError: There is none, or more than one, or it does not answer.
+        NoSuchJobError: There is none.
+        JobError: There is more than one, or it is not clear that it is meant, or it
+            does not answer.
     """
     jobs, silent = find_jobs()
-    found = [job for job in jobs if name is None or job.is_called(name)]
-    chosen = found[0] if len(found) == 1 and not (name is None and silent) else None
-    for job in jobs:
-        if job is not chosen:
-            job.close()
-    if chosen is not None:
-        return chosen
-    what = "job" if name is None else f"job {name!r}"
+    all_: list[JobConnection | SilentJobError] = [*jobs, *silent]
+    found = [job for job in all_ if (job.is_called(name) if name else job.is_here)]
+    try:
+        if len(found) > 1 or (all_ and not found and name is None):
+            chosen = _ask_which(found or all_, name)
+            found = [job for job in all_ if job.pid == chosen]
+    finally:
+        for job in jobs:
+            if job not in found or len(found) > 1:
+                job.close()
     if not found:
-        # One that does not answer does not say its name either.
-        for error in silent:
-            if name is None or name == str(error.pid) or not name.isdecimal():
-                raise error
-        raise JobError(f"no {what} of this user is running", exit_code=NO_JOB)
-    listed = [f"{job.status['job']} ({job.pid})" for job in found]
-    listed += [f"one that does not answer ({error.pid})" for error in silent]
+        what = "job" if name is None else f"job {name!r}"
+        raise NoSuchJobError(f"no {what} of this user is running", exit_code=NO_JOB)
+    if isinstance(found[0], SilentJobError):
+        raise found[0]
+    return found[0]
+
+
+def _ask_which(jobs: list[JobConnection | SilentJobError], name: str | None) -> int:
+    """Let the user choose one by its process number.
+
+    Raises:
+        JobError: There is nobody to ask, or no number is given.
+    """
+    what = "no job of this directory is running, but"
+    if name is not None or any(job.is_here for job in jobs):
+        what = "more than one such job is running:"
+    listed = "; ".join(job.title for job in jobs)
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        sys.stderr.write(f"elasticrun: {what} {listed}\nWhich one? Its number: ")
+        sys.stderr.flush()
+        answer = sys.stdin.readline().strip()
+        if answer in [str(job.pid) for job in jobs]:
+            return int(answer)
+        raise JobError("none was chosen", exit_code=NO_JOB)
     raise JobError(
-        f"more than one {what} is running: {', '.join(listed)}. Give one of these "
-        "process numbers.",
+        f"{what} {listed}. Give the name, the process number or the directory of the "
+        "one that is meant.",
         exit_code=NO_JOB,
     )
+
+
+def places_meant(word: str) -> list[Place]:
+    """Return the directories or URLs that a word for a job may mean."""
+    texts = word, f"{word.removesuffix('.py')}-checkpoints"
+    with contextlib.suppress(ValueError):
+        return [parse_place(text) for text in texts]
+    return []
+
+
+def _title(job: Started) -> str:
+    where = f" in {job.checkpoint_dir}" if job.checkpoint_dir else ""
+    return f"{job.job} ({job.pid}){where}"
+
+
+def _is_called(job: Started, name: str) -> bool:
+    if name in (job.job, str(job.pid)):
+        return True
+    return bool(job.checkpoint_dir) and any(
+        os.path.realpath(place) == os.path.realpath(job.checkpoint_dir)
+        for place in places_meant(name)
+    )
+
+
+def _is_here(job: Started) -> bool:
+    here = os.getcwd()
+    checkpoints = os.path.realpath(job.checkpoint_dir)
+    return here in (job.started_in, checkpoints, os.path.dirname(checkpoints))

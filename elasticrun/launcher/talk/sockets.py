@@ -33,17 +33,24 @@ class ControlSocket:
     """
 
     def __init__(self) -> None:
-        # Containers that share the directory may have the same process numbers.
-        namespace = os.stat("/proc/self/ns/pid").st_ino
-        name = f"{os.getpid()}-{namespace}.sock"
-        folder = environment.socket_directory()
-        self._path = folder / name
-        self.listener = _listen_in(folder, name)
+        self._path = _path_of(os.getpid())
+        self.listener = _listen_in(self._path.parent, self._path.name)
 
     def close(self) -> None:
         self.listener.close()
         with contextlib.suppress(OSError):
             os.unlink(self._path)
+
+
+def _path_of(pid: int) -> Path:
+    # Containers that share the directory may have the same process numbers.
+    namespace = os.stat("/proc/self/ns/pid").st_ino
+    return environment.socket_directory() / f"{pid}-{namespace}.sock"
+
+
+def is_of_this_container(pid: int) -> bool:
+    """Return whether a launcher with this number, as seen here, listens there."""
+    return _path_of(pid).exists()
 
 
 def _listen_in(path: Path, name: str) -> socket.socket:

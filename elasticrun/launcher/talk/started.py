@@ -20,11 +20,13 @@ class Started:
 
     Attributes:
         checkpoint_dir: Its directory or URL.
+        started_in: The working directory of its launcher.
     """
 
     job: str
     pid: int
     checkpoint_dir: str
+    started_in: str = ""
 
 
 def note_start(name: str, checkpoint_dir: Place) -> None:
@@ -32,7 +34,7 @@ def note_start(name: str, checkpoint_dir: Place) -> None:
 
     The notes lie beside the sockets, one for each checkpoint directory.
     """
-    note = Started(name, os.getpid(), str(checkpoint_dir))
+    note = Started(name, os.getpid(), str(checkpoint_dir), os.getcwd())
     digest = hashlib.sha256(note.checkpoint_dir.encode()).hexdigest()[:16]
     folder = environment.socket_directory()
     with contextlib.suppress(OSError):

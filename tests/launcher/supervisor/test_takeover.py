@@ -87,6 +87,7 @@ class Stage:
             has_job=True,
             has_trained=True,
             uses_gpus=False,
+            batch_size=0,
             started_at=0.0,
         )
         self.takeover.begin(self.generation)
@@ -116,7 +117,7 @@ class Stage:
 
     def fail(self) -> None:
         """Let the script of one of them raise."""
-        self.ends[0].send({"type": "failure", "trace": "no such file"})
+        self.ends[0].send({"type": "failure", "summary": "no such file", "trace": ""})
         self.loop.run_once()
 
     def close(self) -> None:

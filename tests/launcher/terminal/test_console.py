@@ -212,11 +212,14 @@ def test_a_launcher_that_does_not_answer_is_named(stage: Stage) -> None:
         job.wait_until_said("started")
         freeze(job.pid)
         commands: list[list[object]] = [
-            ["status"], ["stop"], ["stop", job.pid], ["scale", 2]
+            ["status"], ["scale", 2], ["scale", 2, job.pid]
         ]  # fmt: skip
         with ThreadPoolExecutor() as pool:
             answers = pool.map(lambda each: elasticrun(stage, *each), commands)
         for answer in answers:
             assert answer.returncode == 4
-            assert f"job {job.pid} does not answer (suspended, or" in answer.stderr
+            assert (
+                f"({job.pid}) in {stage.checkpoints} does not answer (suspended, or"
+                in answer.stderr
+            )
             assert "no job" not in answer.stdout

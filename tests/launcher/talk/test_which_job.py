@@ -1,0 +1,76 @@
+"""Commands act on the job that is meant, and on no other."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from elasticrun.launcher.options import OptionError, check_batch, check_processors
+from tests.launcher.running import ELASTICRUN, WITHOUT_TORCH, running, variables
+from tests.support.stage import Stage, freeze
+
+
+def from_elsewhere(
+    stage: Stage, folder: Path, *words: object
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*ELASTICRUN, *map(str, words)],
+        env=variables(stage),
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_a_job_of_another_directory_must_be_named(
+    stage: Stage, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    script = stage.root / "script.py"
+    script.write_text("import time; time.sleep(1000)")
+    folder = tmp_path_factory.mktemp("elsewhere")
+    with running(stage, "--replicas", 1, *WITHOUT_TORCH, script=script) as job:
+        job.wait_until_said("started")
+        for words in (["stop"], ["scale", 2]):
+            refused = from_elsewhere(stage, folder, *words)
+            assert refused.returncode == 3
+            title = f"({job.pid}) in {stage.checkpoints}"
+            assert f"no job of this directory is running, but test {title}" in (
+                refused.stderr
+            )
+        shown = from_elsewhere(stage, folder, "status", stage.checkpoints)
+        assert "without a launcher" not in shown.stdout
+        assert f"({job.pid}): " in shown.stdout
+        stopped = from_elsewhere(stage, folder, "stop", stage.checkpoints)
+        assert stopped.returncode == 0
+        assert title in stopped.stderr
+        assert job.wait() == 75
+
+
+@pytest.mark.slow
+def test_a_launcher_that_does_not_answer_is_stopped_by_a_signal(stage: Stage) -> None:
+    script = stage.root / "script.py"
+    script.write_text("import time; time.sleep(1000)")
+    with running(stage, "--replicas", 1, *WITHOUT_TORCH, script=script) as job:
+        job.wait_until_said("started")
+        freeze(job.pid)
+        stopped = from_elsewhere(stage, stage.root, "stop")
+        assert stopped.returncode == 0
+        assert "it was sent SIGTERM" in stopped.stdout
+        assert job.wait() == 143
+
+
+def test_replicas_that_would_have_nothing_to_do_are_refused() -> None:
+    cores = len(os.sched_getaffinity(0))
+    with pytest.raises(OptionError, match="wait for each other"):
+        check_processors(2 * cores + 1, uses_gpus=False)
+    check_batch(16, 0, 16)
+    check_batch(99, 0, 0)
+    for size, elsewhere in ((17, 0), (9, 8)):
+        with pytest.raises(OptionError, match="global batch has 16 samples"):
+            check_batch(size, elsewhere, 16)
