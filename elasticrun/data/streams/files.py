@@ -61,7 +61,7 @@ class _Member(tarfile.TarInfo):
         except (tarfile.EmptyHeaderError, tarfile.EOFHeaderError):  # type: ignore[attr-defined]
             raise
         except tarfile.HeaderError as error:
-            raise ElasticRunError(
+            raise tarfile.ReadError(
                 f"a header in it is torn or damaged ({error}), so members would be "
                 "missing. Copy the file anew"
             ) from error
