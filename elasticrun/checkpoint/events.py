@@ -144,7 +144,7 @@ _CHECKS: dict[Callable[[Any], bool], str] = {
     lambda value: _is_number(value) and value >= 0: "time",
     _is_text: "event text job position unit error cause program host log_dir trace "
     "checkpoint_dir",
-    _is_count: "generation world_size samples epoch rank pid replicas bytes",
+    _is_count: "generation world_size samples epoch rank pid replicas bytes target",
     _is_count_or_none: "checkpoint code num_epochs",
     _is_number: "paused seconds delay",
     _is_numbers: "values",
