@@ -10,11 +10,12 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from elasticrun.checkpoint.files import durable
+from elasticrun.checkpoint.files.recorded import read_end
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.logger import Logger
 
@@ -88,14 +89,72 @@ def read_events(directory: Path) -> list[Event]:
 
 def _events_in(path: Path) -> Iterator[Event]:
     try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError:
+        lines = read_end(path, 2 * MOST_BYTES).split(b"\n")
+    except (OSError, ValueError):
         return
     for line in lines:
-        try:
-            event = json.loads(line)
-            is_event = isinstance(event["time"], int | float) and event["event"]
-        except (ValueError, TypeError, KeyError, RecursionError):
-            continue
-        if is_event:
+        if len(line) <= _MOST_LINE and (event := _checked(line)) is not None:
             yield event
+
+
+def _checked(line: bytes) -> Event | None:
+    """Return an event with the fields that are known; None for what is none."""
+    try:
+        found = json.loads(line)
+        event = {key: found[key] for key in found.keys() & _FIELDS.keys()}
+        kind = event["event"]
+        is_event = all(_FIELDS[key](value) for key, value in event.items())
+        if not is_event or not event.keys() >= {"time", *_NEEDED.get(kind, ())}:
+            return None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    return {
+        # Half a surrogate pair can be neither printed nor written.
+        key: value.encode("utf-8", "replace").decode()
+        if isinstance(value, str)
+        else value
+        for key, value in event.items()
+    }
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+def _is_number(value: Any) -> bool:
+    is_one = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_one and abs(value) <= _LARGEST  # So no NaN either.
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and _is_number(value)
+
+
+def _is_count_or_none(value: Any) -> bool:
+    return value is None or _is_count(value)
+
+
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_number, value.values()))
+
+
+_MOST_LINE = 1 << 20
+_LARGEST = 1e11  # As a time, in the year 5138.
+_CHECKS: dict[Callable[[Any], bool], str] = {
+    lambda value: _is_number(value) and value >= 0: "time",
+    _is_text: "event text job position unit error cause program host log_dir trace "
+    "checkpoint_dir",
+    _is_count: "generation world_size samples epoch rank pid replicas bytes target",
+    _is_count_or_none: "checkpoint code num_epochs",
+    _is_number: "paused seconds delay",
+    _is_numbers: "values",
+}
+_FIELDS = {name: check for check, names in _CHECKS.items() for name in names.split()}
+_NEEDED = {
+    "begin": ("generation", "world_size", "checkpoint", "position"),
+    "checkpoint": ("checkpoint", "samples", "values", "paused", "seconds"),
+    "crash": ("text", "error"),
+    "rescaling": ("text",),
+    "leave": ("code",),
+    "end": ("text", "code"),
+}

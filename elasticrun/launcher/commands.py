@@ -287,7 +287,7 @@ def _say_last() -> str:
 def _say_again(text: str, is_watched: bool) -> None:
     """Say something, on a terminal in the place of what was said before."""
     if is_watched and sys.stdout.isatty():
-        lines = "".join(f"{line}\x1b[K\n" for line in text.split("\n"))
+        lines = "".join(f"{only_colours(line)}\x1b[K\n" for line in text.split("\n"))
         _write(f"\x1b[H{lines}\x1b[J")
     else:
         _say(text)
@@ -360,10 +360,11 @@ def _directory_of_ended(name: str | None) -> Path | None:
 
 
 def _say(text: str) -> None:
-    _write(text + "\n")
+    _write((only_colours(text) if sys.stdout.isatty() else text) + "\n")
 
 
 def _write(text: str) -> None:
+    text = text.encode("utf-8", "replace").decode()
     sys.stdout.write(text)
     sys.stdout.flush()
 
@@ -377,6 +378,7 @@ def _show(text: str) -> None:
 
 
 def _note(text: str) -> None:
+    text = only_colours(text) if sys.stderr.isatty() else text
     sys.stderr.write(f"elasticrun: {text}\n")
 
 

@@ -21,7 +21,7 @@ def test_a_line_that_was_torn_takes_no_other_with_it(tmp_path: Path) -> None:
     for torn in (b'{"time": 1, "ev', b"\xff\x00", b"7\n[]\n", b'{"time": "x"}'):
         with path.open("ab") as file:
             file.write(torn)
-        other.write("end", code=0)
+        other.write("end", text="finished", code=0)
     assert kinds(tmp_path) == ["start", "end", "end", "end", "end"]
 
 
@@ -32,7 +32,7 @@ def test_the_file_is_bounded_and_the_one_before_is_kept(
     launcher, replica = EventLog(tmp_path), EventLog(tmp_path)
     for number in range(200):
         replica.write("progress", samples=number, may_rotate=True)
-        launcher.write("crash", text="x" * 10_000 if number == 100 else "")
+        launcher.write("crash", error="", text="x" * 10_000 if number == 100 else "")
     sizes = [(tmp_path / name).stat().st_size for name in (OLD_NAME, FILE_NAME)]
     assert max(sizes) < 1000 + 3000
     samples = [each["samples"] for each in read_events(tmp_path) if "samples" in each]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
 
 from elasticrun import (
     AdaptiveDataLoader,
+    CheckpointError,
     LogFile,
     StateNameError,
     remaining_epochs_until,
@@ -116,3 +118,33 @@ def test_it_is_a_stream_as_others_are(tmp_path: Path) -> None:
             LogFile(tmp_path / "log", name="one")
         with pytest.raises(OSError, match="nowhere"):
             LogFile(tmp_path / "nowhere" / "log")
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_a_file_of_others_is_not_cut(tmp_path: Path, is_saved: bool) -> None:
+    script = Script(tmp_path, [-6], {3} if is_saved else set())
+    assert run_saving(script, tmp_path / "job") is None
+    path = tmp_path / "log.csv"
+    with path.open("a") as other:
+        other.write("a row of another job\n")
+    before = path.read_bytes()
+    with pytest.raises(CheckpointError, match="rows of others would be lost"):
+        run_saving(script, tmp_path / "job")
+    assert path.read_bytes() == before
+
+
+def test_a_copied_folder_goes_on_and_another_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "first").mkdir()
+    script = Script(tmp_path / "first", [-6], {3})
+    assert run_saving(script, tmp_path / "first" / "job") is None
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    script.path = tmp_path / "second" / "log.csv"
+    written = run_saving(script, tmp_path / "second" / "job")
+    assert written.count("finished") == 1
+    assert written.count("begin 0") == 1
+    (tmp_path / "third").mkdir()
+    script.path = tmp_path / "third" / "log.csv"
+    script.path.write_text("of others\n" * 100)
+    with pytest.raises(CheckpointError, match="the checksum before byte"):
+        run_saving(script, tmp_path / "second" / "job")
+    assert script.path.read_text() == "of others\n" * 100

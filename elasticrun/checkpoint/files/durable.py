@@ -6,8 +6,10 @@ import contextlib
 import ctypes
 import errno
 import io
+import mmap
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO, TextIO
@@ -16,6 +18,7 @@ from elasticrun.checkpoint.files.recorded import (
     BLOCK_SIZE,
     FileRecord,
     compare,
+    identity_of,
     open_plain,
     open_recorded,
 )
@@ -23,6 +26,8 @@ from elasticrun.checkpoint.files.streams import ChecksumWriter, write_through
 
 WRITE_SIZE = 16 << 20
 TEMPORARY_SUFFIX = ".tmp"
+_LARGEST_START = 64 << 10
+TAIL_SIZE = 1024  # Bytes before a cut by which a file is known again.
 _BEGIN_WRITING = 2  # Linux's SYNC_FILE_RANGE_WRITE: begin, and wait for nothing.
 
 
@@ -87,33 +92,73 @@ def write_atomically(path: Path, data: bytes) -> None:
     fsync_directory(path.parent)
 
 
+def write_anew(path: Path, data: bytes) -> None:
+    """Write a file in the place of what is there: a link leads nowhere. Not durable.
+
+    Where another process does the same at once, one of them writes.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    with contextlib.suppress(FileExistsError), open(path, "xb") as file:
+        file.write(data)
+
+
 class AppendedFile:
     """A file that is appended to without a buffer, and may be cut; not durable by it.
 
+    Forks of this process may append, too.
+
     Attributes:
-        size: How many bytes it has.
+        identity: Its device and inode.
 
     Raises:
         OSError: It cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(
-            path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666
-        )
-        self.size = os.fstat(self._descriptor).st_size
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+        self._descriptor = os.open(path, flags, 0o666)
+        status = os.fstat(self._descriptor)
+        self.identity = identity_of(status)
+        # What forks share: its size, and whether others have appended.
+        self._shared = memoryview(mmap.mmap(-1, 16)).cast("q")
+        self._shared[0] = status.st_size
+        self._checksum = 0  # When it is closed.
+
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+        return self._shared[0]
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether others have appended to it since it was opened."""
+        return self._shared[1] != 0
 
     def append(self, data: bytes) -> None:
         """Write all of it to the end."""
-        while data:
-            data = data[os.write(self._descriptor, data) :]
-        self.size = os.fstat(self._descriptor).st_size
+        expected = self.size
+        try:
+            while data:
+                written = os.write(self._descriptor, data)
+                expected += written
+                data = data[written:]
+        finally:
+            self._shared[0] = os.fstat(self._descriptor).st_size
+            self._shared[1] |= self.size != expected
+
+    def checksum(self, size: int) -> int:
+        """Return the checksum of the last `TAIL_SIZE` bytes before one."""
+        if self._descriptor < 0:
+            return self._checksum
+        start = max(0, size - TAIL_SIZE)
+        return zlib.crc32(os.pread(self._descriptor, size - start, start))
 
     def cut(self, size: int) -> None:
         """Cut off what is behind so many bytes."""
         if size != self.size:
             os.ftruncate(self._descriptor, size)
-            self.size = size
+            self._shared[0] = size
 
     def force(self) -> None:
         """Force it to the disk, unless it is closed and therefore there."""
@@ -123,8 +168,31 @@ class AppendedFile:
     def close(self) -> None:
         """Force it to the disk, and close it."""
         self.force()
+        self._checksum = self.checksum(self.size)
         os.close(self._descriptor)
         self._descriptor = -1
+
+
+class OverwrittenFile:
+    """A small file that is overwritten in one write, which a kill does not tear.
+
+    Raises:
+        ValueError: There is something else than a plain file: a link, a pipe.
+        OSError: It cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._descriptor = open_plain(str(path), flags)
+
+    def read(self) -> bytes:
+        """Return the content, without the spaces behind it."""
+        return os.pread(self._descriptor, _LARGEST_START, 0).rstrip()
+
+    def replace(self, data: bytes) -> None:
+        """Write it over what is there; what was longer is filled up with spaces."""
+        size = os.fstat(self._descriptor).st_size
+        os.pwrite(self._descriptor, data.ljust(min(size, _LARGEST_START)), 0)
 
 
 def make_empty_file(path: Path) -> None:

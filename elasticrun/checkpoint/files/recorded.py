@@ -147,11 +147,26 @@ def identity_of(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def open_plain(path: str, flags: int) -> int:
-    """Open a plain file only: no link that leads elsewhere, no pipe to hang on.
+def read_end(path: Path, most: int) -> bytes:
+    """Return the last bytes of a plain file, all if there are not more than `most`.
 
     Raises:
         ValueError: It is something else.
+        OSError: It cannot be read.
+    """
+    with open(path, "rb", opener=open_plain) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+        return file.read(most)
+
+
+def open_plain(path: str, flags: int) -> int:
+    """Open a plain file only: no link that leads elsewhere, no pipe to hang on.
+
+    And none that another user has put there: it belongs to this user, to root, or to
+    the owner of its folder, as all do where a file server maps users.
+
+    Raises:
+        ValueError: It is something else, or somebody else's.
     """
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
@@ -159,7 +174,18 @@ def open_plain(path: str, flags: int) -> int:
         if error.errno == errno.ELOOP:
             raise ValueError(f"{path} is a link, not a plain file.") from error
         raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{path} is not a plain file.")
+        if status.st_uid not in (os.geteuid(), 0):
+            owner = os.stat(os.path.dirname(path) or os.curdir).st_uid
+            if status.st_uid != owner:
+                raise ValueError(
+                    f"{path} belongs to user {status.st_uid}, neither to this one "
+                    f"({os.geteuid()}) nor to the owner of its folder ({owner})."
+                )
+    except BaseException:
         os.close(descriptor)
-        raise ValueError(f"{path} is not a plain file.")
+        raise
     return descriptor

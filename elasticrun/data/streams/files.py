@@ -6,6 +6,7 @@ import io
 import itertools
 import operator
 import os
+import stat
 import tarfile
 from collections.abc import Callable, Iterator
 from typing import IO, Any
@@ -18,6 +19,9 @@ from elasticrun.data.arguments import check_size
 from elasticrun.data.streams.index import STRIDE, Scan
 from elasticrun.data.streams.streams import Chained, Paths, Streams, paths_of
 from elasticrun.errors import ElasticRunError
+from elasticrun.logger import Logger
+
+logger = Logger(__name__)
 
 _BLOCK = 1 << 20  # Bytes that are searched for line ends at once.
 _NEWLINE = 10
@@ -28,12 +32,39 @@ _without_end = operator.methodcaller("rstrip", "\r\n")
 def open_file(name: str) -> IO[bytes]:
     """Open a file or a URL to read, decompressed by the end of its name."""
     if "://" not in name and not name.endswith((".gz", ".zst", ".bz2", ".xz")):
-        return open(name, "rb")
+        return open(name, "rb", opener=_open_regular)
     import fsspec
 
     file: Any = fsspec.open(name, "rb", compression="infer").open()
     opened: IO[bytes] = file if file.seekable() else io.BufferedReader(file)
     return opened
+
+
+def _open_regular(name: str, flags: int) -> int:
+    descriptor = os.open(name, flags | os.O_NONBLOCK)  # A pipe would wait for a writer.
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise ElasticRunError(
+        f"{name} is no plain file, but a pipe, a device or a directory. Data is read "
+        "again after a restart, so it must be in a file."
+    )
+
+
+class _Member(tarfile.TarInfo):
+    """A member whose header must be one: tarfile takes a torn one for the end."""
+
+    @classmethod
+    def frombuf(cls, buf: Any, encoding: str, errors: str) -> Any:
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except (tarfile.EmptyHeaderError, tarfile.EOFHeaderError):  # type: ignore[attr-defined]
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(
+                f"a header in it is torn or damaged ({error}), so members would be "
+                "missing. Copy the file anew"
+            ) from error
 
 
 def skip_to(file: IO[bytes], offset: int) -> None:
@@ -151,9 +182,15 @@ class TarShards(Streams):
         with open_file(self.names[stream]) as file:
             skip_to(file, offset)
             mode: Any = "r:" if file.seekable() else "r|"
-            with tarfile.open(fileobj=file, mode=mode) as shard:
+            with tarfile.open(fileobj=file, mode=mode, tarinfo=_Member) as shard:
                 for member in shard:
                     if not member.isfile():
+                        if not (member.isdir() or are_read):
+                            logger.warning(
+                                "%s: %s is left out: it is a link or a device",
+                                self.names[stream],
+                                member.name,
+                            )
                         continue
                     folder, slash, last = member.name.rpartition("/")
                     base, _, kind = last.partition(".")

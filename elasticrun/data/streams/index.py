@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import zipfile
 from collections.abc import Callable, Sequence
@@ -14,11 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from elasticrun.checkpoint.files.durable import write_anew
+from elasticrun.checkpoint.files.recorded import open_plain
 from elasticrun.errors import ElasticRunError
+from elasticrun.logger import Logger
+
+logger = Logger(__name__)
 
 STRIDE = 512  # Samples from one mark to the next.
 _NUM_THREADS = 8
 _BAR_AFTER_SECONDS = 2.0
+_has_failed = False  # So that one warning tells of a full disk.
 
 
 class Scan(NamedTuple):
@@ -75,8 +82,6 @@ def scan_all(
         kind: How it counts.
         directory: Where scans are kept; None to read all streams at each start.
     """
-    if directory is not None:
-        directory.mkdir(parents=True, exist_ok=True)
 
     def scan_one(number: int) -> Scan:
         if directory is None:
@@ -126,19 +131,38 @@ def stamp_of(name: str) -> str:
 def read_scan(directory: Path, stream: Stream) -> Scan | None:
     """Return what is kept of a stream, if its content is still the same."""
     try:
-        with open(directory / stream.file_name, "rb") as file:
+        with open(directory / stream.file_name, "rb", opener=open_plain) as file:
             kept = np.load(file, allow_pickle=False)
             if str(kept["stamp"]) != stream.stamp:
                 return None
-            return Scan(int(kept["length"]), kept["marks"], kept["broken"])
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
+            scan = Scan(int(kept["length"]), kept["marks"], kept["broken"])
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
         return None  # None yet, or one that was torn: it is made anew.
+    num_marks, is_whole = len(scan.marks), scan.length >= 0 == scan.broken.ndim - 1
+    is_marked = not num_marks or num_marks * STRIDE >= scan.length
+    return scan if is_whole and is_marked else None
 
 
 def write_scan(directory: Path, stream: Stream, scan: Scan) -> None:
-    """Keep what is known of a stream; a file that is torn is not taken for one."""
-    with open(directory / stream.file_name, "wb") as file:
-        np.savez(file, stamp=stream.stamp, name=stream.name, **scan._asdict())
+    """Keep what is known of a stream; a file that is torn is not taken for one.
+
+    Without it the stream is counted again at the next start, so training goes on.
+    """
+    global _has_failed
+    data = io.BytesIO()
+    np.savez(data, stamp=stream.stamp, name=stream.name, **scan._asdict())
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_anew(directory / stream.file_name, data.getvalue())
+    except OSError as error:
+        if not _has_failed:
+            _has_failed = True
+            logger.warning(
+                "%s cannot keep the lengths of streams: %s. They are counted again at "
+                "each start. Make room there, or make it writable.",
+                directory,
+                error,
+            )
 
 
 def _bar(total: int, rank: int) -> Any:

@@ -71,7 +71,6 @@ class LearnedLanes:
 
     def _learn(self, stream: int, length: int) -> None:
         if stream not in self._lengths and self._kept_in is not None:
-            self._kept_in.mkdir(parents=True, exist_ok=True)
             write_scan(self._kept_in, self._as_kept(stream), Scan(length))
         self._lengths[stream] = length
 

@@ -21,6 +21,8 @@ from elasticrun.checkpoint.files.recorded import open_plain
 
 MOST_BYTES = 64 << 20  # Of a file; up to twice that is kept of a rank's generation.
 _FOLDER = re.compile(r"generation-([0-9]{4,})")
+_MARK = re.compile(rb"([0-9]{1,18}) ([0-9]{1,12}) ([01])\n")
+_MOST_MARK = 100  # Bytes.
 _FILE = re.compile(r"rank-([0-9]+)\.log")
 
 
@@ -142,13 +144,15 @@ class LogReader:
 
     def _read_marks(self) -> None:
         """Read the marks that have come since the last time."""
-        with contextlib.suppress(OSError), open(self._marks_path, "rb") as file:
+        with (
+            contextlib.suppress(OSError, ValueError),
+            open(self._marks_path, "rb", opener=open_plain) as file,
+        ):
             file.seek(self._marks_read)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
+            while (line := file.readline(_MOST_MARK)).endswith(b"\n"):
                 self._marks_read += len(line)
-                self._marks.append(tuple(map(int, line.split())))
+                if match := _MARK.fullmatch(line):
+                    self._marks.append(tuple(map(int, match.groups())))
 
 
 def _open_to_append(path: Path) -> BinaryIO:
