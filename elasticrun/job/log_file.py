@@ -94,6 +94,8 @@ class _LogFileState(BaseState):
         file: Where it is written; None on other replicas.
     """
 
+    has_parts_on_first_rank_only = True
+
     def __init__(self, name: str, path: Path, file: AppendedFile | None) -> None:
         super().__init__(name)
         self._path = path
