@@ -89,6 +89,8 @@ class Rescue:
     Attributes:
         num_steps: How often an optimizer has stepped, or what else changes in a step.
         outcome: What this replica has saved, for people; empty if it has not.
+        why_not: Why a death costs what was trained since the last checkpoint, and what
+            to do, for people; empty if it does not. Any thread.
         is_off: Whether steps are too short for what boundaries cost; any thread.
     """
 
@@ -130,7 +132,7 @@ class Rescue:
         self._history = 0  # As of that one, and what has come since.
         self._turn = 0
         self._known: set[str] = set()  # The states that could be remembered once.
-        self.outcome = ""
+        self.outcome = self.why_not = ""
 
     @property
     def is_on(self) -> bool:
@@ -269,6 +271,7 @@ class Rescue:
     def _forget(self, why: str) -> None:
         """Keep no boundary, and say why: once, at the first one."""
         self._kept, self._why_none, self._is_known = [], why, False
+        self.why_not = why
         self._record()
         if not self._has_explained:
             self._has_explained = True
@@ -291,6 +294,7 @@ class Rescue:
             f"{self._cost.microseconds:.0f} microseconds, most of it {dearest!r}, "
             "which is more than 1 % of a step"
         )
+        self.why_not = "steps are too short (ELASTICRUN_RESCUE=always)"
         self.is_off = True
 
     # After a death.
@@ -370,6 +374,7 @@ class Rescue:
             }
         if not offer:
             logger.warning("no rescue by this replica: %s", self._why_none)
+            self.why_not = self._why_none
         self._record(offer, journal)
 
     def _choose(self, told: Mapping[int, Any]) -> Kept | None:
@@ -386,12 +391,12 @@ class Rescue:
                 return None
             return next(kept for kept in self._kept if kept.number == number)
         if lacking:
-            logger.warning(
-                "no rescue: rank %s has not come to the boundary, and what it would "
-                "have added to sums or drawn there, or trained, is unknown. Add and "
-                "draw in front of optimizer.step(), or save more often",
-                ", ".join(map(str, lacking)),
+            self.why_not = (
+                f"rank {', '.join(map(str, lacking))} has not come to the boundary, "
+                "and what it would have added to sums or drawn there, or trained, is "
+                "unknown: add and draw in front of optimizer.step(), or save more often"
             )
+            logger.warning("no rescue: %s", self.why_not)
         return None
 
     def _hear(self) -> dict[int, Any]:
@@ -481,7 +486,8 @@ class Rescue:
         """Return where a replica's generators are, as it had them at a boundary."""
         cells = _by_number(told[rank]["cells"])
         if number in cells:
-            return cells[number]
+            found: int | None = cells[number]
+            return found
         cell: int | None = cells[max(cells)] if cells else None
         for line in self._records.read_journal(rank) or ():
             shape, _, value = line.partition(b"\t")
