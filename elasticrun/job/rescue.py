@@ -203,11 +203,12 @@ class Rescue:
         if self._gpu is not None and not self.is_off:
             self._gpu.wait()
 
-    def _look(self) -> None:
+    def _look(self, *, is_remembered: bool = False) -> None:
         """Record the random generators if they were drawn from since the last look."""
         if not self.is_on or self._generators is None:
             return
-        drawn = self._generators.look()
+        generators = self._generators
+        drawn = generators.seen if is_remembered else generators.look()
         if drawn != self._drawn:
             self._drawn = drawn
             needed = self._cells if self._cell is None else self._cells | {self._cell}
@@ -235,7 +236,7 @@ class Rescue:
                 parts[state.name] = part
         text = json.dumps(parts) if parts else "{}"
         mark = None if self._gpu is None else self._gpu.mark()
-        self._look()
+        self._look(is_remembered=True)
         is_complete = self._num_reduced > 0
         if is_complete:  # In others replicas may have different numbers of batches.
             self._history = _later(self._history, self._turn)

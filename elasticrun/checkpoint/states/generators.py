@@ -41,6 +41,9 @@ class Generators(GatheredState):
         self._alike: dict[str, Any] = {}  # What a rank that derives takes over.
         self._is_sure = False  # Whether several ranks have shown that.
         self._glance = _Glance()
+        self.seen: bytes | None = (
+            None  # What `look` would have returned, by `remember`.
+        )
 
     def save(self, fileobj: BinaryIO) -> None:
         """Write the generators as they are now, or what is yet to be restored."""
@@ -81,8 +84,9 @@ class Generators(GatheredState):
 
     def remember(self) -> Callable[[], None]:
         if self._loaded is not None or self._seed is not None:
+            self.seen = None
             return lambda: None  # What is yet to be restored stays as it is.
-        values, _ = self._glance.look(self._device)
+        values, self.seen = self._glance.look(self._device)
         return lambda: _apply_all(values, self._device)
 
     def look(self) -> bytes | None:
