@@ -134,6 +134,8 @@ class Accumulator(MutableMapping[SumKey, Any]):
                 f"{name}.synchronized():`."
             )
         self._sums.own.setdefault(key, ExactSum()).merge(change)
+        if (rescue := current_job().rescue) is not None:
+            rescue.note_part(name, key, change.encode())
 
     def _check_has_not_ended(self) -> None:
         """Refuse to be used after the epoch in which it was made."""
@@ -336,6 +338,8 @@ class _Sums(BaseState):
     def sync(self) -> None:
         """Add what every replica has added to the common sums. Collective."""
         own, self.own = self._encode_own(), {}
+        if (rescue := current_job().rescue) is not None:
+            rescue.note_part(self.name, None, None)
         parts = gather(own, before_reading=current_job().wait_for_gpu)
         self.is_uneven |= any(parts) and not all(parts)
         self.add_parts(parts)

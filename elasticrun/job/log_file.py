@@ -157,6 +157,8 @@ class _LogFileState(BaseState):
         record: What says how far this job has written; None without.
     """
 
+    has_parts_on_first_rank_only = True
+
     def __init__(self, name: str, path: Path, file: AppendedFile | None) -> None:
         super().__init__(name)
         self._path = path

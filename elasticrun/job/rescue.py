@@ -19,6 +19,7 @@ from __future__ import annotations
 import base64
 import json
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from typing import Any, NamedTuple
 from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.registry import Registry
 from elasticrun.checkpoint.states.gathered import GatheredState
-from elasticrun.checkpoint.states.generators import Generators
+from elasticrun.checkpoint.states.generators import Generators, bytes_of
 from elasticrun.checkpoint.states.replayed import PLAIN_TYPES, Change, Remembered
 from elasticrun.checkpoint.states.state import BaseState, CannotRescueError
 from elasticrun.checkpoint.states.stateful import StatefulState
@@ -56,6 +57,10 @@ class Kept(NamedTuple):
         is_complete: Whether all replicas have taken part in its step, as is known where
             their gradients were averaged.
         parts: What this replica alone has of sums, by the states' names, as JSON.
+        cell: Of its record, with its random generators; None if these are not known.
+        since: The number of the boundary that was recorded before it.
+        history: A checksum of what this replica has drawn and added up, and when, in
+            all steps up to there. That of another one is the same if it does alike.
         mark: Where the GPU has done all that is before it; None without one.
     """
 
@@ -65,6 +70,9 @@ class Kept(NamedTuple):
     is_complete: bool
     parts: str
     mark: Mark | None
+    cell: int | None
+    since: int
+    history: int
 
 
 class Rescue:
@@ -81,6 +89,8 @@ class Rescue:
     Attributes:
         num_steps: How often an optimizer has stepped, or what else changes in a step.
         outcome: What this replica has saved, for people; empty if it has not.
+        why_not: Why a death costs what was trained since the last checkpoint, and what
+            to do, for people; empty if it does not. Any thread.
         is_off: Whether steps are too short for what boundaries cost; any thread.
     """
 
@@ -106,6 +116,7 @@ class Rescue:
         self._gpu = gpu
         self.num_steps = 0
         self._num_reduced = 0
+        self._is_reduced_unseen = False
         self._steps_at = -1  # As of the boundaries that are kept.
         self._kept: list[Kept] = []  # The first one since the last step, and the last.
         self._why_none = ""  # Why none is kept, if so.
@@ -113,8 +124,15 @@ class Rescue:
         self._cost = _Cost()
         self.is_off = False
         self._has_explained = False
+        self._generators: Generators | None = None
+        self._drawn: bytes | None = b""  # The generators at the last look,
+        self._cell: int | None = None  # and where they are recorded.
+        self._cells: set[int] = set()  # Which the boundaries in the record need.
+        self._recorded = -1  # The last boundary there.
+        self._history = 0  # As of that one, and what has come since.
+        self._turn = 0
         self._known: set[str] = set()  # The states that could be remembered once.
-        self.outcome = ""
+        self.outcome = self.why_not = ""
 
     @property
     def is_on(self) -> bool:
@@ -155,7 +173,15 @@ class Rescue:
             AgreementError: Another replica has died, on GPUs.
         """
         self.wait_for_gpu()
+        if self._is_reduced_unseen:  # Noise on gradients, as one adds for privacy.
+            self._is_reduced_unseen = False
+            self._look()
         self.num_steps += 1
+
+    def note_part(self, name: str, key: str | int | None, change: Any) -> None:
+        """Note that this replica adds to its part of a sum, or (None) gives it away."""
+        if self.is_on:
+            self._add("part", name, key, value=change)
 
     def note_reduction(self) -> None:
         """Note that gradients of all replicas have been averaged, or soon will be.
@@ -165,6 +191,8 @@ class Rescue:
         """
         self.wait_for_gpu()
         self._num_reduced += 1
+        self._is_reduced_unseen = True
+        self._look()  # What a forward pass draws is known from here.
 
     def wait_for_gpu(self) -> None:
         """Wait for what all replicas do together on GPUs; elsewhere that is done.
@@ -175,31 +203,76 @@ class Rescue:
         if self._gpu is not None and not self.is_off:
             self._gpu.wait()
 
+    def _look(self, *, is_remembered: bool = False) -> None:
+        """Record the random generators if they were drawn from since the last look."""
+        if not self.is_on or self._generators is None:
+            return
+        generators = self._generators
+        drawn = generators.seen if is_remembered else generators.look()
+        if drawn != self._drawn:
+            self._drawn = drawn
+            needed = self._cells if self._cell is None else self._cells | {self._cell}
+            self._cell = None
+            if drawn is not None:
+                self._cell = self._records.fill_cell(drawn, but=needed)
+            self._add("drawn", value=self._cell)
+
+    def _add(self, *what: Any, value: Any) -> None:
+        """Add to the record what has happened since the boundary in it."""
+        shape = json.dumps(what).encode()
+        self._turn = zlib.crc32(shape, self._turn)
+        self._records.add(shape + b"\t" + json.dumps(value).encode())
+
     def _keep(self, number: int, position: Position) -> Kept:
         put_back, parts = [], {}
         for state in self._states:
             is_new = state.name not in self._known
             put_back.append((state, remember(state, is_new=is_new)))
+            if is_new and isinstance(state, Generators):
+                self._generators = state
             self._known.add(state.name)
             part = state.own_part()
             if part is not None:
                 parts[state.name] = part
         text = json.dumps(parts) if parts else "{}"
         mark = None if self._gpu is None else self._gpu.mark()
-        return Kept(number, position, put_back, self._num_reduced > 0, text, mark)
+        self._look(is_remembered=True)
+        is_complete = self._num_reduced > 0
+        if is_complete:  # In others replicas may have different numbers of batches.
+            self._history = _later(self._history, self._turn)
+        return Kept(
+            number,
+            position,
+            put_back,
+            is_complete,
+            text,
+            mark,
+            self._cell,
+            self._recorded,
+            self._history,
+        )
 
-    def _record(self, offer: Mapping[int, Any] | None = None) -> None:
+    def _record(
+        self, offer: Mapping[int, Any] | None = None, journal: Iterable[bytes] = ()
+    ) -> None:
         """Record the parts of the boundaries that are kept, and what is offered."""
         parts = ",".join(f'"{kept.number}":{kept.parts}' for kept in self._kept)
         offered = "null" if offer is None else json.dumps(offer)
         known = json.dumps(self._is_known)
+        cells = {kept.number: kept.cell for kept in self._kept}
         self._records.write(
-            f'{{"parts":{{{parts}}},"offer":{offered},"is_known":{known}}}'
+            f'{{"parts":{{{parts}}},"offer":{offered},"is_known":{known},'
+            f'"cells":{json.dumps(cells)},"history":{self._history}}}',
+            journal,
         )
+        self._cells = {cell for cell in cells.values() if cell is not None}
+        self._recorded = self._kept[-1].number if self._kept else -1
+        self._turn = 0
 
     def _forget(self, why: str) -> None:
         """Keep no boundary, and say why: once, at the first one."""
         self._kept, self._why_none, self._is_known = [], why, False
+        self.why_not = why
         self._record()
         if not self._has_explained:
             self._has_explained = True
@@ -222,6 +295,7 @@ class Rescue:
             f"{self._cost.microseconds:.0f} microseconds, most of it {dearest!r}, "
             "which is more than 1 % of a step"
         )
+        self.why_not = "steps are too short (ELASTICRUN_RESCUE=always)"
         self.is_off = True
 
     # After a death.
@@ -274,6 +348,8 @@ class Rescue:
         With its random generators, which the one that saves writes for all.
         """
         offer = {}
+        self._look()  # Before that is put back: it may have had its part in a step.
+        journal = self._records.read_journal(self._records.rank) or []
         if self._kept and self.num_steps != self._steps_at:
             self._kept, self._why_none = [], "it has made a part of a step since"
         for kept in [*self._kept]:
@@ -293,11 +369,14 @@ class Rescue:
             }
             offer[kept.number] = {
                 "is_complete": kept.is_complete,
+                "since": kept.since,
+                "history": kept.history,
                 "gathered": generators,
             }
         if not offer:
             logger.warning("no rescue by this replica: %s", self._why_none)
-        self._record(offer)
+            self.why_not = self._why_none
+        self._record(offer, journal)
 
     def _choose(self, told: Mapping[int, Any]) -> Kept | None:
         """Return the boundary that this replica is to save; None if it is not to."""
@@ -313,11 +392,12 @@ class Rescue:
                 return None
             return next(kept for kept in self._kept if kept.number == number)
         if lacking:
-            logger.warning(
-                "no rescue: rank %s has not come to the boundary, and what it would "
-                "have added to sums there, or trained, is unknown",
-                ", ".join(map(str, lacking)),
+            self.why_not = (
+                f"rank {', '.join(map(str, lacking))} has not come to the boundary, "
+                "and what it would have added to sums or drawn there, or trained, is "
+                "unknown: add and draw in front of optimizer.step(), or save more often"
             )
+            logger.warning("no rescue: %s", self.why_not)
         return None
 
     def _hear(self) -> dict[int, Any]:
@@ -345,25 +425,101 @@ class Rescue:
         None has to where the step before it was complete and none is known to add up
         anything: what one of them would have done there was in its gradients.
         """
-        parts = {rank: _by_number(each["parts"]) for rank, each in told.items()}
-        is_summing = not all(each["is_known"] for each in told.values()) or any(
-            part
-            for own in parts.values()
-            for boundary, part in own.items()
+        offered = [offer[number] for offer in offers.values() if number in offer]
+        is_complete = any(each["is_complete"] for each in offered)
+        return [
+            rank
+            for rank in range(self._world_size)
+            if not (
+                self._was_at(rank, number, told)
+                or (is_complete and self._has_done_all(rank, number, told, offered))
+            )
+        ]
+
+    def _was_at(self, rank: int, number: int, told: Mapping[int, Any]) -> bool:
+        """Return whether a replica's record knows all that it had at a boundary."""
+        if rank not in told or number not in _by_number(told[rank]["parts"]):
+            return False
+        is_offered = number in _by_number(told[rank]["offer"])
+        return is_offered or _by_number(told[rank]["cells"])[number] is not None
+
+    def _has_done_all(
+        self, rank: int, number: int, told: Mapping[int, Any], offered: list[Any]
+    ) -> bool:
+        """Return whether a replica without this boundary had done all before it.
+
+        It has if it has always drawn and added up as the others have, and so since the
+        boundary before. Of a replica on another machine nothing is recorded here.
+        """
+        of_first = {
+            state.name for state in self._states if state.has_parts_on_first_rank_only
+        }
+        if rank not in told:
+            return not self._is_summing(number, told, but=of_first if rank else set())
+        own, journal = told[rank], self._records.read_journal(rank)
+        parts = _by_number(own["parts"])
+        last = max(parts, default=-1)
+        if journal is None or last < 0 or not own["is_known"]:
+            return False
+        if rank == 0 and of_first & parts[last].keys():
+            return False
+        history = own["history"]
+        turn = 0
+        for line in journal:
+            turn = zlib.crc32(line.partition(b"\t")[0], turn)
+        history = _later(history, turn)
+        return (
+            all(each["since"] == last for each in offered)
+            and all(each["history"] == history for each in offered)
+            and self._cell_at(rank, number, told) is not None
+        )
+
+    def _is_summing(self, number: int, told: Mapping[int, Any], but: set[str]) -> bool:
+        """Return whether a replica of another machine may have a part of a sum."""
+        return not all(each["is_known"] for each in told.values()) or any(
+            part.keys() - but
+            for each in told.values()
+            for boundary, part in _by_number(each["parts"]).items()
             if boundary <= number
         )
-        offered = [offer[number] for offer in offers.values() if number in offer]
-        if not is_summing and any(each["is_complete"] for each in offered):
-            return []
-        return [r for r in range(self._world_size) if number not in parts.get(r, {})]
+
+    def _cell_at(self, rank: int, number: int, told: Mapping[int, Any]) -> int | None:
+        """Return where a replica's generators are, as it had them at a boundary."""
+        cells = _by_number(told[rank]["cells"])
+        if number in cells:
+            found: int | None = cells[number]
+            return found
+        cell: int | None = cells[max(cells)] if cells else None
+        for line in self._records.read_journal(rank) or ():
+            shape, _, value = line.partition(b"\t")
+            if json.loads(shape) == ["drawn"]:
+                cell = json.loads(value)
+        return cell
+
+    def _parts_at(
+        self, rank: int, number: int, told: Mapping[int, Any]
+    ) -> dict[str, Any]:
+        """Return what a replica had of sums at a boundary."""
+        recorded = _by_number(told[rank]["parts"])
+        if number in recorded or not recorded:
+            return dict(recorded.get(number, {}))
+        parts = dict(recorded[max(recorded)])
+        for line in self._records.read_journal(rank) or ():
+            shape, _, value = line.partition(b"\t")
+            kind, *what = json.loads(shape)
+            if kind == "part":
+                name, key = what
+                changes = [] if key is None else parts.get(name, [])
+                parts[name] = changes + (
+                    [] if key is None else [[key, json.loads(value)]]
+                )
+        return parts
 
     def _save(self, kept: Kept, told: Mapping[int, Any]) -> None:
         offers = [rank for rank, each in told.items() if each["offer"] is not None]
         dead = [rank for rank in self._records.ranks if rank not in offers]
         whose = ", ".join(map(str, dead)) or "on another machine"
-        parts = [
-            _by_number(each["parts"]).get(kept.number, {}) for each in told.values()
-        ]
+        parts = [self._parts_at(rank, kept.number, told) for rank in told]
         self._states.restrict_to(state for state, _ in kept.put_back)
         for state, put_back in kept.put_back:
             put_back()
@@ -374,6 +530,12 @@ class Rescue:
             offer = _by_number(each["offer"]).get(kept.number, {"gathered": {}})
             for name, text in offer["gathered"].items():
                 gathered.setdefault(name, {})[rank] = base64.b64decode(text)
+            if offer["gathered"] or self._generators is None:
+                continue
+            cell = self._cell_at(rank, kept.number, told)
+            if cell is not None:
+                own_bytes = bytes_of(self._records.read_cell(rank, cell))
+                gathered.setdefault(self._generators.name, {})[rank] = own_bytes
         why = f"by rank {self._records.rank} after the death of rank {whose}"
         checkpoint = self._saver.save_alone(
             kept.position.encode(),
@@ -452,6 +614,10 @@ def _check_can_be_alone(state: BaseState) -> None:
     syncs = type(state).sync not in (BaseState.sync, StatefulState.sync)
     if is_own or syncs:
         raise CannotRescueError(f"each replica has a part of {state.name!r}")
+
+
+def _later(history: int, turn: int) -> int:
+    return zlib.crc32(turn.to_bytes(4, "little"), history)
 
 
 def _by_number(values: Mapping[str, Any] | None) -> dict[int, Any]:

@@ -31,7 +31,7 @@ class Verdict:
         num_passed: Samples and steps in this generation, as far as is known.
         newest: The number of the newest checkpoint.
         rescued: What a survivor has saved alone, if one has.
-        is_too_short: Whether steps are too short to be ready for a rescue.
+        no_rescue: Why none has, and what to do.
         has_trained: Whether a batch was trained.
         is_unsaved: Whether the last save of what finished or stopped has failed.
         is_own_fault: Whether the crash did not follow from another one.
@@ -51,7 +51,7 @@ class Verdict:
     num_passed: int = 0
     newest: int = 0
     rescued: str = ""
-    is_too_short: bool = False
+    no_rescue: str = ""
     has_trained: bool = False
     is_unsaved: bool = False
     is_own_fault: bool = False

@@ -4,6 +4,14 @@ A record is memory without a name (`memfd_create`), which the replicas of one ma
 open when the job starts. It stays while one of them has it open, so it outlives a
 replica that is killed, and nothing is left when all have ended. Replicas of other
 machines have no access to it.
+
+    slots     two, in turn: what a boundary has, as text
+    journals  one for each slot: what has happened since, line by line
+    cells     bytes that lines and texts name by their numbers, such as generators
+
+Whatever is written is of no account until one last store: of the byte that says which
+slot counts, or of where its journal ends. So a kill at any moment leaves all of a thing
+or nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +26,7 @@ import select
 import socket
 import struct
 import zlib
+from collections.abc import Container, Iterable
 from typing import Any, NamedTuple
 
 import psutil
@@ -27,13 +36,17 @@ from elasticrun.replicas.store import JobStore
 _TOKEN = slice(0, 16)
 _CURRENT = 16  # The byte that says which of two slots was written last.
 _SLOTS = 64, (1 << 20) + 64
-_SIZE = (1 << 21) + 64
+_JOURNALS = (1 << 21) + 64, (1 << 21) + (1 << 20) + 64
+_CELLS = range((1 << 22) + 64, (1 << 22) + (1 << 18) + 64, 1 << 16)
+_SIZE = _CELLS.stop  # Pages that are not touched take no memory.
 _HEADER = struct.Struct("<II")  # Of a slot: the size and the checksum of its text.
+_END = struct.Struct("<I")  # Of a journal, and of a cell.
+_FULL = (1 << 32) - 1  # The end of a journal that could not take more.
 _MOST = (1 << 20) - _HEADER.size
 
 
 class RecordTooLargeError(ValueError):
-    """Raised for values that take more than 1 MiB."""
+    """Raised for what has no room in a record."""
 
 
 class _Other(NamedTuple):
@@ -70,6 +83,7 @@ class Records:
         token = secrets.token_bytes(16)
         self._memory[_TOKEN] = token
         self._next = 1
+        self._end = 0  # Of the journal.
         store.put(_key(rank), [os.getpid(), self._descriptor, token.hex()])
         self._others: dict[int, _Other] = {}
         for other in neighbours:
@@ -82,8 +96,8 @@ class Records:
         """The ranks whose records can be read, this one's included."""
         return sorted([self.rank, *self._others])
 
-    def write(self, text: str) -> None:
-        """Record values, as JSON text, in place of those before.
+    def write(self, text: str, journal: Iterable[bytes] = ()) -> None:
+        """Record values, as JSON text, in place of those before and their journal.
 
         A kill at any moment leaves the ones or the others.
 
@@ -98,17 +112,68 @@ class Records:
         at = _SLOTS[self._next]
         slot = _HEADER.pack(len(data), zlib.crc32(data)) + data
         self._memory[at : at + len(slot)] = slot
+        self._end = 0
+        _END.pack_into(self._memory, _JOURNALS[self._next], 0)
+        for line in journal:
+            self._add(line, _JOURNALS[self._next])
         self._memory[_CURRENT] = self._next
         self._next = 1 - self._next
 
+    def add(self, line: bytes) -> None:
+        """Add a line to the journal of what was written last."""
+        self._add(line, _JOURNALS[1 - self._next])
+
+    def _add(self, line: bytes, journal: int) -> None:
+        at = journal + _END.size + self._end
+        self._end += len(line) + 1
+        if self._end > _MOST:
+            self._end = _FULL
+        else:
+            self._memory[at : at + len(line) + 1] = line + b"\n"
+        _END.pack_into(self._memory, journal, self._end)
+
+    def fill_cell(self, data: bytes, *, but: Container[int]) -> int:
+        """Put bytes into a cell; return its number.
+
+        Args:
+            but: The numbers of cells whose bytes are still needed.
+
+        Raises:
+            RecordTooLargeError: They take more than 64 KiB.
+        """
+        number = next(n for n in range(len(_CELLS)) if n not in but)
+        if len(data) > _CELLS.step - _END.size:
+            raise RecordTooLargeError(f"random generators take {len(data)} bytes")
+        at = _CELLS[number]
+        self._memory[at : at + _END.size + len(data)] = _END.pack(len(data)) + data
+        return number
+
     def read(self, rank: int) -> Any:
         """Return what a rank has recorded last; None if it has recorded nothing."""
-        memory = self._memory if rank == self.rank else self._others[rank].memory
+        memory = self._memory_of(rank)
         at = _SLOTS[memory[_CURRENT]]
         size, checksum = _HEADER.unpack_from(memory, at)
         at += _HEADER.size
         text = memory[at : at + size]
         return json.loads(text) if size and zlib.crc32(text) == checksum else None
+
+    def read_journal(self, rank: int) -> list[bytes] | None:
+        """Return the lines that a rank has added since; None if it had no room."""
+        memory = self._memory_of(rank)
+        at = _JOURNALS[memory[_CURRENT]]
+        (end,) = _END.unpack_from(memory, at)
+        at += _END.size
+        return None if end == _FULL else memory[at : at + end].splitlines()
+
+    def read_cell(self, rank: int, number: int) -> bytes:
+        """Return the bytes that a rank has put into a cell."""
+        memory = self._memory_of(rank)
+        (size,) = _END.unpack_from(memory, _CELLS[number])
+        at = _CELLS[number] + _END.size
+        return memory[at : at + size]
+
+    def _memory_of(self, rank: int) -> mmap.mmap:
+        return self._memory if rank == self.rank else self._others[rank].memory
 
     def is_alive(self, rank: int) -> bool:
         """Return whether the process of a rank on this machine still runs."""

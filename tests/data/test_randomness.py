@@ -17,7 +17,7 @@ from elasticrun import (
     request_stop,
     save_all_states,
 )
-from elasticrun.checkpoint.states.generators import seed_all
+from elasticrun.checkpoint.states.generators import Generators, bytes_of, seed_all
 from elasticrun.data.order.partition import Shares
 from tests.support.data import Draws, Numbers
 from tests.support.generations import (
@@ -277,3 +277,36 @@ def test_seeding_seeds_each_generator() -> None:
     assert draw() == first
     assert random.random() != first[0]
     assert float(torch.rand(())) != first[2]
+
+
+@pytest.mark.parametrize("num_before", [1, 2])
+@pytest.mark.parametrize("is_alike", [True, False])
+def test_a_new_rank_draws_as_the_others_where_these_draw_alike(
+    num_before: int, is_alike: bool
+) -> None:
+    """As a program needs that puts the same noise on the parameters of all."""
+    device = torch.device("cpu")
+    saved = []
+    for rank in range(num_before):
+        torch.manual_seed(0 if is_alike else 10 + rank)
+        torch.rand(5)
+        saved.append(Generators(device).capture())
+    torch.manual_seed(0 if is_alike else 10 + num_before)  # As replayed code does.
+    new = Generators(device)
+    new.derive(saved, num_before)
+    new.restore()
+    drawn = torch.rand(3)
+    torch.manual_seed(0 if is_alike else 10)
+    torch.rand(5)
+    assert torch.equal(drawn, torch.rand(3)) == is_alike
+
+
+def test_what_a_look_has_seen_becomes_what_is_saved() -> None:
+    random.gauss(0, 1)
+    np.random.randn()
+    generators = Generators(torch.device("cpu"))
+    for _ in range(2):
+        packed = generators.look()
+        assert packed is not None
+        assert bytes_of(packed) == generators.capture()
+        random.random(), np.random.rand(), torch.rand(1)

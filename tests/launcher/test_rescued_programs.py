@@ -21,6 +21,7 @@ Death = tuple[int, str, int]  # Rank, place, batch.
 CASES: list[tuple[str, list[Death], str]] = [
     ("moco", [(1, "forward", 3)], "parameters of 'model' have changed since"),
     ("sums", [(0, "step", 3)], "rank 0 has not come to the boundary"),
+    ("dropout", [(1, "step", 4)], "rank 1 has not come to the boundary"),
     ("own_ddp", [(0, "forward", 3)], "BatchNorms in 'net' have other averages"),
     ("own_ddp", [(1, "forward", 7)], ""),
     ("logged", [(1, "forward", 3), (0, "forward", 5)], ""),
@@ -53,6 +54,13 @@ def test_a_rescue_is_exact_or_there_is_none(
     tmp_path: Path, program: str, deaths: list[Death], why_none: str
 ) -> None:
     check_rescued(tmp_path, program, deaths, why_none)
+
+
+def test_a_dead_replicas_draws_and_sums_are_those_of_the_calm_run(
+    tmp_path: Path,
+) -> None:
+    deaths = [(1, "forward", 2), (0, "backward", 4), (1, "added", 5), (0, "added", 7)]
+    check_rescued(tmp_path, "dropout", deaths, "")
 
 
 def check_rescued(

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import io
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import BinaryIO
 
 from elasticrun.checkpoint.draft import Checkpoint, Draft
 from elasticrun.checkpoint.files.recorded import DamagedFileError, FileRecord
@@ -29,8 +28,8 @@ class GatheredState(BaseState):
     is_per_replica = True
 
     @abstractmethod
-    def derive(self, fileobj: BinaryIO, rank: int) -> None:
-        """Begin on a rank of which nothing was saved, from what the first one has."""
+    def derive(self, parts: Sequence[bytes], rank: int) -> None:
+        """Begin on a rank of which nothing was saved, from what others have."""
 
     def capture(self) -> bytes:
         """Return this rank's state as bytes, which rank 0 fetches and writes."""
@@ -47,33 +46,26 @@ class GatheredState(BaseState):
         Raises:
             CheckpointError: A file is damaged.
         """
-        if (own := self._open(checkpoint, rank)) is not None:
-            self.load(own)
-        elif (first := self._open(checkpoint, 0, or_next=True)) is not None:
-            self.derive(first, rank)
-        else:
-            return False
-        return True
+        saved = self._saved(checkpoint, rank)
+        if rank in saved:
+            self.load(io.BytesIO(saved[rank]))
+            return True
+        first = self._saved(checkpoint, 0)
+        if first:
+            self.derive([first[each] for each in sorted(first)], rank)
+        return bool(first)
 
-    def _open(
-        self, checkpoint: Checkpoint, rank: int, *, or_next: bool = False
-    ) -> BinaryIO | None:
-        """Return what a rank has saved, None if it has saved nothing.
-
-        Args:
-            or_next: Whether to return what the next rank has that has saved something:
-                a rescue has nothing of the replica that died.
-        """
+    def _saved(self, checkpoint: Checkpoint, rank: int) -> dict[int, bytes]:
+        """Return what those ranks have saved whose file is this one's."""
         name = self.file_name(rank)
         if not checkpoint.has(name):
             name = replica_file_name(self.name, rank)  # As format 1 has it.
-            return checkpoint.open(name) if checkpoint.has(name) else None
+            if not checkpoint.has(name):
+                return {}
+            with checkpoint.open(name) as file:
+                return {rank: file.read()}
         with checkpoint.open(name) as file:
-            parts = parts_of(load_values(file))
-        if or_next:
-            rank = min(parts, default=rank)
-        content = parts.get(rank)
-        return None if content is None else io.BytesIO(content)
+            return parts_of(load_values(file))
 
 
 def write_gathered(

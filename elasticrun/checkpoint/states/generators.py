@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import random
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -17,6 +18,9 @@ from elasticrun.checkpoint.states.gathered import GatheredState
 from elasticrun.checkpoint.states.values import load_values, save_values
 
 _MT19937_BYTES = 2500  # 624 words and a position, as NumPy's C code has them.
+_MT19937 = struct.Struct("<625I?d")  # With the number that is kept for the next call.
+_SIZES = struct.Struct("<II")  # Of the CPU's state of torch, and of each GPU's.
+_GPU = struct.Struct("<i")  # Its number; -1 for this replica's own.
 
 
 class Generators(GatheredState):
@@ -34,7 +38,12 @@ class Generators(GatheredState):
         self._device = device
         self._loaded: dict[str, Any] | None = None
         self._seed: int | None = None
+        self._alike: dict[str, Any] = {}  # What a rank that derives takes over.
+        self._is_sure = False  # Whether several ranks have shown that.
         self._glance = _Glance()
+        self.seen: bytes | None = (
+            None  # What `look` would have returned, by `remember`.
+        )
 
     def save(self, fileobj: BinaryIO) -> None:
         """Write the generators as they are now, or what is yet to be restored."""
@@ -55,23 +64,92 @@ class Generators(GatheredState):
             generators = random.Random(), np.random.RandomState(), torch.Generator()
             _apply(self._loaded, *generators)
 
-    def derive(self, fileobj: BinaryIO, rank: int) -> None:
-        """Remember a seed of this rank's own: the checkpoint has nothing of it."""
-        self._seed = derive_seed(zlib.crc32(fileobj.read()), rank)
+    def derive(self, parts: Sequence[bytes], rank: int) -> None:
+        """Remember a seed of this rank's own: the checkpoint has nothing of it.
+
+        And those generators that are the same on all ranks that it has. A program may
+        need that, as for noise on parameters. One rank alone tells only that of torch,
+        which knows its seed: see `restore`.
+        """
+        self._seed = derive_seed(zlib.crc32(parts[0]), rank)
+        first, *others = (load_values(io.BytesIO(part)) for part in parts)
+        names = ("python", "numpy", "torch", "cuda") if others else ("torch", "cuda")
+        self._alike = {
+            name: first[name]
+            for name in names
+            if name in first
+            and all(_digest(each.get(name)) == _digest(first[name]) for each in others)
+        }
+        self._is_sure = bool(others)
 
     def remember(self) -> Callable[[], None]:
         if self._loaded is not None or self._seed is not None:
+            self.seen = None
             return lambda: None  # What is yet to be restored stays as it is.
-        values = self._glance.look(self._device)
+        values, self.seen = self._glance.look(self._device)
         return lambda: _apply_all(values, self._device)
+
+    def look(self) -> bytes | None:
+        """Return the generators as `bytes_of` takes them; None before `restore`."""
+        if self._loaded is not None or self._seed is not None:
+            return None
+        return self._glance.look(self._device)[1]
 
     def restore(self) -> None:
         """Put back what was remembered, once."""
         if self._loaded is not None:
             _apply_all(self._loaded, self._device)
         elif self._seed is not None:
+            alike, own = self._alike, torch.initial_seed()
+            if not self._is_sure and _seed_of(alike.get("torch")) != own:
+                alike = {}  # The program gives each rank a seed of its own.
             seed_all(self._seed)
+            _apply_all({**capture(self._device), **alike}, self._device)
         self._loaded = self._seed = None
+
+
+def bytes_of(packed: bytes) -> bytes:
+    """Return what `Generators.save` would have written, from what a look has seen."""
+    *words, has_gauss, gauss = _MT19937.unpack_from(packed)
+    python = (3, tuple(words), gauss if has_gauss else None)
+    *words, has_gauss, gauss = _MT19937.unpack_from(packed, _MT19937.size)
+    tensor = torch.tensor(words[:-1], dtype=torch.int64)
+    values: dict[str, Any] = {
+        "python": python,
+        "numpy": ("MT19937", tensor, words[-1], int(has_gauss), gauss),
+    }
+    at = 2 * _MT19937.size
+    size, size_of_gpu = _SIZES.unpack_from(packed, at)
+    at += _SIZES.size
+    values["torch"] = _tensor_of(packed[at : at + size])
+    for place in range(at + size, len(packed), _GPU.size + size_of_gpu):
+        (number,) = _GPU.unpack_from(packed, place)
+        begin = place + _GPU.size
+        state = _tensor_of(packed[begin : begin + size_of_gpu])
+        if number < 0:
+            values["cuda"] = state
+        else:
+            values.setdefault("other_gpus", {})[number] = state
+    buffer = io.BytesIO()
+    save_values(values, buffer)
+    return buffer.getvalue()
+
+
+def _digest(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return str(value.tolist())
+    return str(
+        [each.tolist() if hasattr(each, "tolist") else each for each in value or ()]
+    )
+
+
+def _seed_of(state: Any) -> int | None:
+    """Return the seed that the CPU's generator of torch was given last."""
+    return None if state is None else int(state[:8].view(torch.int64))
+
+
+def _tensor_of(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def capture(
@@ -116,16 +194,29 @@ class _Glance:
     """
 
     def __init__(self) -> None:
-        self._python = _Seen(_address_of_python(), random.getstate)
-        self._numpy = _Seen(_address_of_numpy(), _numpy_state)
+        self._python = _Seen(_address_of_python(), random.getstate, _pack_python)
+        self._numpy = _Seen(_address_of_numpy(), _numpy_state, _pack_numpy)
 
-    def look(self, device: torch.device) -> dict[str, Any]:
-        """Return what `capture` does."""
-        return capture(
+    def look(self, device: torch.device) -> tuple[dict[str, Any], bytes]:
+        """Return what `capture` does, and the same as bytes."""
+        values = capture(
             device,
             python_state=self._python.read(has_kept=lambda state: state[2] is not None),
             numpy_state=self._numpy.read(has_kept=lambda state: bool(state[3])),
         )
+        gpus = dict(values.get("other_gpus", {}))
+        if "cuda" in values:
+            gpus[-1] = values["cuda"]
+        size_of_gpu = max((each.numel() for each in gpus.values()), default=0)
+        packed = [
+            self._python.packed,
+            self._numpy.packed,
+            _SIZES.pack(values["torch"].numel(), size_of_gpu),
+            values["torch"].numpy().tobytes(),
+        ]
+        for number, state in gpus.items():
+            packed += [_GPU.pack(number), state.numpy().tobytes()]
+        return values, b"".join(packed)
 
 
 class _Seen:
@@ -134,11 +225,17 @@ class _Seen:
     Args:
         address: Where that is; None where it is not known.
         read: Reads the state.
+        pack: Returns it as bytes.
     """
 
     def __init__(
-        self, address: int | None, read: Callable[[], tuple[Any, ...]]
+        self,
+        address: int | None,
+        read: Callable[[], tuple[Any, ...]],
+        pack: Callable[[tuple[Any, ...]], bytes],
     ) -> None:
+        self._pack = pack
+        self.packed = b""
         self._address = address
         self._read = read
         self._bytes = b""
@@ -151,12 +248,28 @@ class _Seen:
             has_kept: Whether it has a number for the next call, which then changes
                 nothing else.
         """
-        if self._address is None:
-            return self._read()
-        now = ctypes.string_at(self._address, _MT19937_BYTES)
-        if self._state is None or now != self._bytes or has_kept(self._state):
+        now = b""
+        if self._address is not None:
+            now = ctypes.string_at(self._address, _MT19937_BYTES)
+        if (
+            not now
+            or self._state is None
+            or now != self._bytes
+            or has_kept(self._state)
+        ):
             self._bytes, self._state = now, self._read()
+            self.packed = self._pack(self._state)
         return self._state
+
+
+def _pack_python(state: tuple[Any, ...]) -> bytes:
+    _, words, gauss = state
+    return _MT19937.pack(*words, gauss is not None, gauss or 0.0)
+
+
+def _pack_numpy(state: tuple[Any, ...]) -> bytes:
+    _, words, position, has_gauss, gauss = state
+    return _MT19937.pack(*words.tolist(), position, bool(has_gauss), gauss)
 
 
 def _address_of_python() -> int | None:

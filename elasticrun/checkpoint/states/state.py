@@ -47,6 +47,7 @@ class BaseState(ABC):
     """
 
     is_per_replica = False
+    has_parts_on_first_rank_only = False  # If it has any: see `own_part`.
     target: object = None  # What it is the state of, if that is another object.
     trusts_pickle = False  # Set by the job that registers it.
 

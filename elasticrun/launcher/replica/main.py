@@ -31,6 +31,7 @@ from elasticrun.launcher.replica.reporter import (
     has_failed_save,
     modules_of_program,
     rescued,
+    why_no_rescue,
 )
 from elasticrun.replicas.open_files import allow_open_files, files_of_rank_0
 from elasticrun.replicas.process_end import (
@@ -101,7 +102,12 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
     code = _end_threads(code)
     reporter.end()
     end = to_line(
-        {"type": "end", "has_failed_save": has_failed_save(), "rescued": rescued()}
+        {
+            "type": "end",
+            "has_failed_save": has_failed_save(),
+            "rescued": rescued(),
+            "no_rescue": why_no_rescue(),
+        }
     )
     flush_files()  # In a cycle, what a file writes to may be finalized before it.
     _release([*modules_of_program(after=last)])  # What it has replaced fails from here.

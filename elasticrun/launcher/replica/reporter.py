@@ -150,7 +150,7 @@ class Reporter:
             "gpu_utilization": gpu_utilization,
             "num_forward_passes": job.num_forward_passes,
             "can_rescue": job.rescue is not None and job.rescue.is_on,
-            "is_too_short": job.rescue is not None and job.rescue.is_off,
+            "no_rescue": "" if job.rescue is None else job.rescue.why_not,
             "failed_saves": job.num_failed_saves,
             "saved_at": None if newest is None else newest.time,
         }
@@ -233,6 +233,12 @@ def rescued() -> str:
     """Return what this process has saved after another one's death, if it has."""
     job = _find_job()
     return "" if job is None or job.rescue is None else job.rescue.outcome
+
+
+def why_no_rescue() -> str:
+    """Return why this process has saved nothing after another one's death."""
+    job = _find_job()
+    return "" if job is None or job.rescue is None else job.rescue.why_not
 
 
 def _find_job() -> Job | None:

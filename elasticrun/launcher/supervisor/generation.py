@@ -293,6 +293,7 @@ class Generation:
         elif message["type"] == "end":
             member.has_failed_save = message["has_failed_save"]
             member.rescued = message["rescued"]
+            member.report["no_rescue"] = message["no_rescue"]
         elif message["type"] == "failed":
             self._subscriber.on_trouble()
 

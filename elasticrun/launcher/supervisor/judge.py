@@ -74,7 +74,9 @@ def verdict_of(generation: Generation, *, reason: str, place: Place) -> Verdict:
         num_passed=first.get("num_passed", 0),
         newest=newest,
         rescued=generation.rescued,
-        is_too_short=first.get("is_too_short", False),
+        no_rescue=next(
+            filter(None, (m.report.get("no_rescue") for m in generation.members)), ""
+        ),
         is_own_fault=bool(reason) or cause.is_own_fault,
         is_by_launcher=cause.is_by_launcher and not reason,
         is_from_outside=cause.is_from_outside and not reason,
@@ -255,8 +257,8 @@ def _rescued(verdict: Verdict) -> str:
     """Return what was rescued after a replica was killed, or why it was not."""
     if verdict.rescued:
         return f"; {verdict.rescued}"
-    if verdict.is_too_short and verdict.code < 0:
-        return "; no rescue: steps are too short (ELASTICRUN_RESCUE=always)"
+    if verdict.no_rescue and verdict.code < 0:
+        return f"; no rescue: {verdict.no_rescue}"
     return ""
 
 

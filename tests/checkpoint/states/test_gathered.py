@@ -68,6 +68,6 @@ def test_a_rank_that_is_new_derives_its_own(
 ) -> None:
     found = drawn_after_loading(commit_all(local_store), rank)
     expected = generators()
-    expected.derive(io.BytesIO(told_by(0)), rank)
+    expected.derive([told_by(0)], rank)
     expected.restore()
     assert found == random.random()

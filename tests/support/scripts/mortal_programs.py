@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch._dynamo  # In the forkserver; else the optimizer of each replica does.
 import torch.distributed as dist
@@ -56,6 +57,7 @@ def program(make: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
 
 
 torch.manual_seed(1)
+np.random.seed(1)
 device = elasticrun.device()
 x = torch.randn(100, 6)
 y = x.sum(1, keepdim=True).sin()
@@ -137,6 +139,28 @@ def sums() -> dict[str, Any]:
         maybe_die("step", batch)
     with total.synchronized():
         return net.state_dict() | {"batches": total["batches"]}
+
+
+@program
+def dropout() -> dict[str, Any]:
+    """Each replica draws in its forward pass, and adds up behind the step."""
+    net = nn.Sequential(*make_net(), nn.Dropout(0.4))
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    model = AdaptiveDataParallel(net, optimizer)
+    total = Accumulator(name="total")
+    for batch, (inputs, targets) in batches(loader()):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(inputs + 0.1 * np.random.rand()), targets)
+        maybe_die("forward", batch)
+        loss.backward()
+        maybe_die("backward", batch)
+        optimizer.step()
+        maybe_die("step", batch)
+        total["loss"] += loss.item() * 0.5
+        total["batches"] += 1
+        maybe_die("added", batch)
+    with total.synchronized():
+        return net.state_dict() | {"batches": total["batches"], "loss": total["loss"]}
 
 
 @program
