@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from elasticrun.checkpoint.registry import Registry
-from elasticrun.checkpoint.states.replayed import Change, Remembered
+from elasticrun.checkpoint.states.remembered import Change, Remembered
 from elasticrun.checkpoint.states.state import BaseState
 
 

@@ -21,14 +21,13 @@ import json
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.registry import Registry
 from elasticrun.checkpoint.states.gathered import GatheredState
 from elasticrun.checkpoint.states.generators import Generators, bytes_of
-from elasticrun.checkpoint.states.replayed import PLAIN_TYPES, Change, Remembered
+from elasticrun.checkpoint.states.remembered import Change, Remembered
 from elasticrun.checkpoint.states.state import BaseState, CannotRescueError
 from elasticrun.checkpoint.states.stateful import StatefulState
 from elasticrun.errors import text_of
@@ -571,11 +570,14 @@ def remember(state: BaseState, *, is_new: bool = False) -> Callable[[], None]:
     values = state.current()
     if values is None:
         raise CannotRescueError(f"{state.name!r} cannot be known as it was")
-    if (copy := _copy_of_plain(values)) is not None:
-        return partial(_put_back_plain, state, copy)
     remembered = Remembered(values)
-    if is_new and remembered.compare(values) is Change.MORE:
-        raise CannotRescueError(f"{state.name!r} has values that are not plain")
+    if is_new and (unknown := next(remembered.unknown(), None)) is not None:
+        path, kind = unknown
+        raise CannotRescueError(
+            f"{state.name!r} has a {kind.__name__} ({path!r}), which cannot be copied "
+            "at each boundary: keep numbers, text, small tensors and arrays in it, in "
+            "Python's containers and dataclasses, and make the rest anew from them"
+        )
 
     def put_back_values() -> None:
         now = state.current()
@@ -586,26 +588,6 @@ def remember(state: BaseState, *, is_new: bool = False) -> Callable[[], None]:
             state.put_back(remembered.put_back(now))
 
     return put_back_values
-
-
-def _copy_of_plain(values: Any) -> dict[str, Any] | None:
-    """Return a copy of a dictionary of numbers, text and rows of these; else None."""
-    copy = {}
-    for key, value in values.items() if type(values) is dict else ():
-        if type(value) in PLAIN_TYPES:
-            copy[key] = value
-        elif type(value) in (list, tuple) and PLAIN_TYPES.issuperset(map(type, value)):
-            copy[key] = type(value)(value)
-        else:
-            return None
-    return copy or None
-
-
-def _put_back_plain(state: BaseState, values: dict[str, Any]) -> None:
-    now = state.current()
-    for key in now.keys() - values.keys():
-        del now[key]
-    state.put_back(values)
 
 
 def _check_can_be_alone(state: BaseState) -> None:

@@ -385,7 +385,9 @@ def test_values_that_are_not_plain_are_named_at_the_first_boundary(job: Job) -> 
             super().__init__()
             self.generator = np.random.default_rng(1)
 
-    with pytest.raises(CannotRescueError, match="'Holder' has values that are not"):
+    with pytest.raises(
+        CannotRescueError, match=r"'Holder' has a Generator \('generator'\)"
+    ):
         remember(Holder(), is_new=True)
 
 
