@@ -103,6 +103,12 @@ def _checked(line: bytes) -> Event | None:
         found = json.loads(line)
         event = {key: found[key] for key in found.keys() & _FIELDS.keys()}
         kind = event["event"]
+        if isinstance(event.get("values"), dict):  # What diverges has others.
+            event["values"] = {
+                key: value
+                for key, value in event["values"].items()
+                if _is_number(value)
+            }
         is_event = all(_FIELDS[key](value) for key, value in event.items())
         if not is_event or not event.keys() >= {"time", *_NEEDED.get(kind, ())}:
             return None
@@ -126,6 +132,10 @@ def _is_number(value: Any) -> bool:
     return is_one and abs(value) <= _LARGEST  # So no NaN either.
 
 
+def _is_time(value: Any) -> bool:
+    return _is_number(value) and 0 <= value <= _LATEST
+
+
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and _is_number(value)
 
@@ -134,20 +144,17 @@ def _is_count_or_none(value: Any) -> bool:
     return value is None or _is_count(value)
 
 
-def _is_numbers(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_number, value.values()))
-
-
 _MOST_LINE = 1 << 20
-_LARGEST = 1e11  # As a time, in the year 5138.
+_LARGEST = 1e18
+_LATEST = 1e11  # In the year 5138.
 _CHECKS: dict[Callable[[Any], bool], str] = {
-    lambda value: _is_number(value) and value >= 0: "time",
+    _is_time: "time",
     _is_text: "event text job position unit error cause program host log_dir trace "
-    "checkpoint_dir",
+    "checkpoint_dir rescue",
     _is_count: "generation world_size samples epoch rank pid replicas bytes target",
     _is_count_or_none: "checkpoint code num_epochs",
     _is_number: "paused seconds delay",
-    _is_numbers: "values",
+    lambda value: isinstance(value, dict): "values",
 }
 _FIELDS = {name: check for check, names in _CHECKS.items() for name in names.split()}
 _NEEDED = {

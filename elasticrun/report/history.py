@@ -15,6 +15,7 @@ from elasticrun.checkpoint.events import Event
 from elasticrun.errors import STOP_CODES
 
 _MOST_POINTS = 1500  # Of a line; more than a screen has room for.
+_MOST_GENERATIONS = 10_000  # The newest ones; a browser passes no more arguments.
 _MOST_ROWS = 200  # Of a table, the newest ones.
 _CAUSES = {"start": "start", "restart": "crash", "rescaling": "rescaling"}
 
@@ -185,9 +186,10 @@ class History:
 
     def describe(self) -> dict[str, Any]:
         """Return all of it as plain values, thinned out to what a page can show."""
+        newest = self.generations[-_MOST_GENERATIONS:]
         generations = [
-            {**asdict(each), "points": _thinned(each.points, len(self.generations))}
-            for each in self.generations
+            {**asdict(each), "points": _thinned(each.points, len(newest))}
+            for each in newest
         ]
         return {
             "unit": self.unit,

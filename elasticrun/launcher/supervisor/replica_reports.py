@@ -86,7 +86,7 @@ class ReplicaReports:
         if not self._is_known_ready and generation.has_job:
             self._is_known_ready = True
             resumed_at = member.report["resumed_at"]
-            if resumed_at is not None and self._is_quiet:  # Else rank 0 has said it.
+            if resumed_at is not None:
                 self._console.event(
                     f"generation {generation.number}: resumed at {resumed_at}"
                 )

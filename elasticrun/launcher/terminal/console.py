@@ -57,11 +57,6 @@ class Console:
         )
         self._thread.start()
 
-    @property
-    def is_terminal(self) -> bool:
-        """Whether a person sees what replicas print to stderr."""
-        return sys.stderr.isatty()
-
     def event(self, text: str, kind: str = "", **values: Any) -> None:
         """Write a line of the launcher's, and its further lines below.
 
