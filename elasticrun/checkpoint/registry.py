@@ -53,7 +53,9 @@ class Registry:
                 raise StateNameError(
                     f"the name {state.name!r} is taken by a {type(other).__name__}. "
                     "Two states of one name would overwrite each other in each "
-                    "checkpoint. Give one of them another name."
+                    "checkpoint. Give one of them another name; or, if this is one "
+                    "that is made again in each epoch, make it once, before the epoch "
+                    "loop."
                 )
         state.note_states(self)
         self._states[state.name] = state

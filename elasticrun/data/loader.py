@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import typing
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -23,7 +24,7 @@ from elasticrun.data.arguments import (
     check_sizes,
 )
 from elasticrun.data.autoscale import Autoscaler
-from elasticrun.data.loop import RunningLoop, delivered, trace_batch
+from elasticrun.data.loop import NO_BATCH, RunningLoop, delivered, trace_batch
 from elasticrun.data.looped import Looped
 from elasticrun.data.order.batches import SizedBatches, SizePlan
 from elasticrun.data.order.lanes import LanesAsSampler
@@ -43,6 +44,7 @@ from elasticrun.data.streams.mixed import Mixed
 from elasticrun.data.streams.settling import Settling, settled
 from elasticrun.data.streams.streams import InLanes, lanes_of
 from elasticrun.data.streams.uncounted import Uncounted, need_lengths, with_lanes
+from elasticrun.data.workers.changes import Seen, changed, seen
 from elasticrun.data.workers.device import is_read_ahead, moved, on_device
 from elasticrun.data.workers.reader import BatchReader, reader_of
 from elasticrun.errors import ElasticRunError
@@ -59,6 +61,9 @@ if TYPE_CHECKING:
     Sample = TypeVar("Sample", covariant=True, default=Any)
 else:  # Python has defaults from 3.13 on, and has no use for them.
     Sample = typing.TypeVar("Sample", covariant=True)
+
+
+logger = logging.getLogger(__name__)
 
 
 class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
@@ -100,7 +105,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             `LengthGroups` have another order in each loop.
         batch_sampler: Global batches of any sizes, as a map from a batch's number to
             its indices: something with a length and `__getitem__`. With `shuffle` they
-            come in another order in each loop.
+            come in another order in each loop. An empty one is a step too, of padding.
         device: Where to deliver the batches. A GPU gets the next one while the program
             computes with this one (`pin_memory=True` makes the copy a fast one); it
             counts as consumed when the program has used it. What reading draws is
@@ -220,7 +225,10 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         object.__setattr__(self, "drop_last", bool(drop_last))
         object.__setattr__(self, "batch_sampler", NoBatchSampler())
         self._is_ahead = is_read_ahead(self.device)
-        self._persistent: BatchReader | None = None  # Workers that outlive a loop.
+        # Workers that outlive a loop, and what they have copies of.
+        self._persistent: BatchReader | None = None
+        self._copied = Seen()
+        self._has_told_of_change = False
 
     # What the loop body may ask, beside what `Looped` says.
 
@@ -238,8 +246,10 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
     @property
     def global_batch_size(self) -> int:
         """Samples of all replicas in this global batch; before any, in a full one."""
-        size = self.running_loop.current.part.global_batch_size
-        return size or self._order.batches(0).size(0)
+        current = self.running_loop.current
+        if current is NO_BATCH:
+            return self._order.batches(0).size(0)
+        return current.part.global_batch_size
 
     @property
     def planned_sizes(self) -> tuple[int, int]:
@@ -446,9 +456,28 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         return batch if self.device is None else moved(batch, self.device)
 
     def _reader(self) -> BatchReader:
-        """Return what reads the next loop."""
+        """Return what reads the next loop, by the workers of the last one if it can.
+
+        Workers have a copy of the data set. After a restart they would have one of what
+        it is then, so they are made anew once it has changed.
+        """
+        now = Seen()
+        if self.persistent_workers:
+            now = seen(dataset=self.dataset, collate_fn=self.collate_fn)
         if self._persistent is not None:
-            return self._persistent
+            place = changed(self._copied, now)
+            if place is None:
+                return self._persistent
+            if not self._has_told_of_change and current_job().rank == 0:
+                logger.warning(
+                    "%s has changed since the workers of `%s` began, which have a copy "
+                    "of it: they are made anew, as at each loop before which something "
+                    "changes, so persistent_workers=True may save nothing here",
+                    place,
+                    self.name,
+                )
+            self._has_told_of_change = True
+            self._persistent = None  # Which ends them.
         reader = reader_of(
             self,
             each_sample=self.seed_each == "sample",
@@ -457,7 +486,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             is_shuffled=self.shuffle,
         )
         if self.persistent_workers:
-            self._persistent = reader
+            self._persistent, self._copied = reader, now
         return reader
 
     def _stop(self) -> None:

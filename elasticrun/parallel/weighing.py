@@ -217,7 +217,7 @@ def call_after_backward(callback: Callable[[], None]) -> None:
 
 def _check_member(member: LoopedLoader, loader: LoopedLoader | None) -> None:
     """Refuse a loader that delivers nothing in this step, so has no weight in it."""
-    if loader is None or not member.running_loop.current.part.global_batch_size:
+    if loader is None or not member.running_loop.current.part.num_read:
         where = "no loop is running" if loader is None else f"`{loader.name}` runs"
         raise ElasticRunError(
             f"weigh(member=`{member.name}`), but {where}, and that loader has no batch "

@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import (
-    get_worker_info,
-)
+from torch.utils.data import Subset, get_worker_info
 
-from elasticrun import AdaptiveDataLoader, JobStopped, request_stop
+from elasticrun import (
+    AdaptiveDataLoader,
+    JobStopped,
+    remaining_epochs_until,
+    request_stop,
+)
 from tests.support.data import Numbers, Workers, samples_of
 from tests.support.generations import generation, run_once
 from tests.support.stage import wait_until
@@ -196,3 +199,69 @@ def test_a_timeout_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="timed out after 0.2 seconds"):
         list(loader)
     wait_until(lambda: multiprocessing.active_children() == [])
+
+
+class Mixture(Numbers):
+    """Sample i is i, and what the data set and its parts are set to."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.epoch = 0
+        self.options = {"levels": [0, 0]}
+        self.offsets = torch.zeros(1)
+        self.transform = Numbers(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> Any:
+        own = self.options["levels"][1], self.offsets, self.transform.length
+        return index, self.epoch, *own
+
+
+def in_options(data: Mixture, value: int) -> None:
+    data.options["levels"][1] = value
+
+
+def in_place(data: Mixture, value: int) -> None:
+    data.offsets.fill_(value)
+
+
+def by_another_tensor(data: Mixture, value: int) -> None:
+    data.offsets = torch.full((1,), float(value))
+
+
+def in_a_transform(data: Mixture, value: int) -> None:
+    data.transform.length = value
+
+
+CHANGES = [Mixture.set_epoch, in_options, in_place, by_another_tensor, in_a_transform]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_persistent_workers_see_what_was_set_before_a_loop(
+    change: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def script(stop_in: int | None) -> list[float]:
+        data = Mixture(6)
+        loader = AdaptiveDataLoader(
+            Subset(data, range(6)), 2, num_workers=1, persistent_workers=True
+        )
+        for epoch in remaining_epochs_until(3):
+            change(data, epoch)
+            for number, batch in loader.enumerate():
+                seen.append(sum(float(part[0]) for part in batch[1:]))
+                if 3 * epoch + number == stop_in:
+                    request_stop()
+        return seen
+
+    seen: list[float] = []
+    run_once(lambda: script(4), tmp_path)
+    run_once(lambda: script(None), tmp_path)
+    assert seen == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    seen = []
+    run_once(lambda: script(None))
+    assert seen == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    told = [each for each in caplog.messages if "has changed since the workers" in each]
+    assert len(told) == 3  # Once a generation.
+    assert all(each.startswith("dataset.dataset.") for each in told)

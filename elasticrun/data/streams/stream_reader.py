@@ -28,6 +28,11 @@ _LASTING = (
     gzip.BadGzipFile,
     io.UnsupportedOperation,
 )
+_OTHER_LENGTH = (
+    "If its samples differ from epoch to epoch (set_epoch, packing), let nobody count "
+    "them: AdaptiveDataLoader(Uncounted(dataset), ...), with Uncounted from "
+    "elasticrun. If the data has changed, start anew with another checkpoint directory."
+)
 
 
 class StreamReader:
@@ -169,7 +174,7 @@ class StreamReader:
                     f"{self._name} ends after {self._next} samples, but had "
                     f"{self._length} when they were counted. It has changed, or it "
                     "splits itself by rank or worker. Give every replica and worker "
-                    "all samples; if the data has changed, start anew."
+                    f"all samples. {_OTHER_LENGTH}"
                 )
 
     def _wait_after(self, error: OSError) -> None:
@@ -189,6 +194,5 @@ class StreamReader:
         if samples is not None and self._is_counted and next(samples, self) is not self:
             raise ElasticRunError(
                 f"{self._name} goes on after its {self._length} samples. It has "
-                "changed since they were counted. Start anew with another checkpoint "
-                "directory."
+                f"changed since they were counted. {_OTHER_LENGTH}"
             )

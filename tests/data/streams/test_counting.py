@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from torch.utils.data import IterableDataset
 
 from elasticrun import (
     AdaptiveDataLoader,
@@ -14,6 +16,7 @@ from elasticrun import (
     Endless,
     Packed,
     TextLines,
+    Uncounted,
     request_stop,
 )
 from tests.support.generations import generation, run_once
@@ -224,3 +227,32 @@ def test_a_storage_that_fails_makes_no_sample_broken(job: Any, tmp_path: Path) -
 
     with pytest.raises(ElasticRunError, match=r"a cannot be read through: .*gone"):
         len(TextLines(tmp_path / "a", parse=fetch, skip_broken=True))
+
+
+class Longer(IterableDataset[int]):
+    """Has one sample more in each epoch."""
+
+    epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3 + self.epoch))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_streams_of_another_length_in_each_epoch_are_read_uncounted(
+    num_workers: int,
+) -> None:
+    data = Longer()
+    workers: dict[str, Any] = {
+        "num_workers": num_workers,
+        "persistent_workers": num_workers > 0,
+    }
+    counted = AdaptiveDataLoader(data, 2, name="counted", **workers)
+    uncounted = AdaptiveDataLoader(Uncounted(data), 2, name="uncounted", **workers)
+    for data.epoch in range(2):
+        seen = [sample for batch in uncounted for sample in batch.tolist()]
+        assert seen == list(range(3 + data.epoch))
+        if data.epoch == 0:
+            list(counted)
+    with pytest.raises(ElasticRunError, match=r"goes on .* AdaptiveDataLoader\(Uncou"):
+        list(counted)
