@@ -211,7 +211,10 @@ def check_entries(
     for place, (number, parameter) in enumerate(zip(numbers, parameters, strict=False)):
         state = values["state"].get(number)
         called = f"number {place}" if names is None else names[place]
-        for key, value in state.items() if isinstance(state, Mapping) else ():
+        if not isinstance(state, Mapping | NoneType):
+            misfits.append(f"what it has of {called} is {_describe(state)}")
+            continue
+        for key, value in (state or {}).items():
             wanted = _misfit(key, value, parameter)
             if wanted:
                 misfits.append(f"{key} of {called} is {_describe(value)}, {wanted}")
@@ -262,7 +265,7 @@ def _try_steps(optimizer: Optimizer, values: Mapping[str, Any]) -> list[str]:
             )
             small.grad = torch.zeros_like(small)
             state = {key: _small(value) for key, value in state.items()}
-            error = _try_step(optimizer, small, {**own, **saved}, state)
+            error = _try_step(optimizer, small, saved, state)
             # Some could not step with their own either: they need a closure, say.
             if error is not None and not _try_step(optimizer, small, own, {}):
                 return [f"a step with group {place} fails ({error!r})"]
