@@ -38,19 +38,18 @@ from elasticrun import (
     remaining_steps_until,
     save_all_states,
 )
-from elasticrun.job.noise import NoiseRecord
 from tests.support import numbered_streams
 from tests.support.autoscale import decide_by_force
 from tests.support.data import Numbers
+from tests.support.generations import Crash
 
-# Each trains, and saves in a step of that number, counted from 1.
+# Each trains; it saves and dies in the step of that number, if there is one.
 Program = Callable[[int], None]
 
 
-def count(save_after: int) -> None:
+def count(save_in: int) -> None:
     """Use what counts: sums, loops, passes, steps, once."""
     once("announced")
-    NoiseRecord("noise")
     sums, named = Accumulator(), Accumulator(name="named")
     loader = AdaptiveDataLoader(Numbers(12), batch_size={0: 2, 4: 4}, shuffle=True)
     passes = AdaptiveDataLoader(Numbers(8), batch_size=4, name="passes")
@@ -61,25 +60,22 @@ def count(save_after: int) -> None:
         own = Accumulator()
         for batch in loader:
             num_steps += 1
-            if num_steps == save_after:
-                save_all_states()
+            if num_steps == save_in:
+                _save_and_die()
             for total in (sums, named, own):
                 total["n"] += len(batch)
         for _ in passes.batches(3):
             pass
         with sums.synchronized(), named.synchronized(), own.synchronized():
             named["seen"] = named["n"]
-        save_all_states()
 
 
-def read(save_after: int) -> None:
+def read(save_in: int) -> None:
     """Read streams, batches of one's own, a mixture, several loaders together."""
     streams = numbered_streams.Numbers(5, 0, 7, lanes=2)
     mixed = Mixed({"a": range(9), "b": range(6)}, {"a": 1, "b": 1}, num_samples=9)
     batches: Any = [[0, 1], [2, 3, 4], [5]]
-    members = [
-        AdaptiveDataLoader(Numbers(6), batch_size=2, name=name) for name in "xy"
-    ]
+    members = [AdaptiveDataLoader(Numbers(6), batch_size=2, name=name) for name in "xy"]
     loaders: list[Any] = [
         AdaptiveDataLoader(streams, batch_size=4, name="streams"),
         AdaptiveDataLoader(mixed, batch_size=4, name="mixed"),
@@ -92,15 +88,14 @@ def read(save_after: int) -> None:
         for _ in loaders[0].batches(4):
             num_steps += 1
             values.best += 1.5
-            if num_steps == save_after:
-                save_all_states()
+            if num_steps == save_in:
+                _save_and_die()
         for loader in loaders[1:]:
             for _ in loader:
                 torch.rand(())
-        save_all_states()
 
 
-def decide(save_after: int) -> None:
+def decide(save_in: int) -> None:
     """Train with batch sizes that the job decides."""
     net = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
@@ -111,14 +106,14 @@ def decide(save_after: int) -> None:
     for _ in remaining_epochs_until(2):
         for (x,) in loader:
             num_steps += 1
-            if num_steps == save_after:
-                save_all_states()
+            if num_steps == save_in:
+                _save_and_die()
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
 
 
-def learn(save_after: int) -> None:
+def learn(save_in: int) -> None:
     """Train a model with several optimizers; scale losses, average, measure."""
     net = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2))
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
@@ -135,8 +130,8 @@ def learn(save_after: int) -> None:
     for _ in remaining_epochs_until(1):
         for _ in loader:
             num_steps += 1
-            if num_steps == save_after:
-                save_all_states()
+            if num_steps == save_in:
+                _save_and_die()
             net.zero_grad()
             scaler.scale(net(torch.randn(4, 1)).square().mean()).backward()
             scaler.step(optimizers["sgd"])
@@ -148,7 +143,7 @@ def learn(save_after: int) -> None:
         metric.compute()
 
 
-def schedule(save_after: int) -> None:
+def schedule(save_in: int) -> None:
     """Step schedulers of each kind, to the last step that one cycle has."""
     num_steps = 8
 
@@ -175,14 +170,17 @@ def schedule(save_after: int) -> None:
         name: kind(optimizers[name]) for name, kind in kinds.items()
     }
     register(**schedulers)
-    done = 0
-    for _ in remaining_steps_until(num_steps):
-        done += 1
-        if done == save_after:
-            save_all_states()
+    for num_done in remaining_steps_until(num_steps):
+        if num_done + 1 == save_in:
+            _save_and_die()
         for name, scheduler in schedulers.items():
             optimizers[name].step()
             scheduler.step(*([1.0] if name == "plateau" else []))
+
+
+def _save_and_die() -> None:
+    save_all_states()
+    raise Crash
 
 
 PROGRAMS: dict[str, Program] = {
@@ -204,8 +202,9 @@ def damaged(values: Any, *, has_tensors: bool) -> Iterator[tuple[str, Any]]:
         keys = _keys(inside)
         for one, other in itertools.pairwise(keys):
             changed = _with(values, (*path, one), inside[other])
-            yield f"{path}: {one} and {other}", _with(
-                changed, (*path, other), inside[one]
+            yield (
+                f"{path}: {one} and {other}",
+                _with(changed, (*path, other), inside[one]),
             )
         if isinstance(inside, dict):
             changed = copy.deepcopy(values)

@@ -109,7 +109,12 @@ def _check(values: Any, own: Any, *, name: str) -> None:
             raise misfit(name, values, f"a list of {len(own)}")
         for number, (value, inner) in enumerate(zip(values, own, strict=True)):
             _check(value, inner, name=f"{name}[{number}]")
-    elif isinstance(own, bool):
+    else:
+        _check_leaf(values, own, name=name)
+
+
+def _check_leaf(values: Any, own: Any, *, name: str) -> None:
+    if isinstance(own, bool):
         check_values(values, FLAG, name=name)
     elif isinstance(own, str):
         if values != own:

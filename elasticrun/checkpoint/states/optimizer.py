@@ -211,7 +211,7 @@ def check_entries(
     for place, (number, parameter) in enumerate(zip(numbers, parameters, strict=False)):
         state = values["state"].get(number)
         called = f"number {place}" if names is None else names[place]
-        if not isinstance(state, Mapping | NoneType):
+        if number in values["state"] and not isinstance(state, Mapping):
             misfits.append(f"what it has of {called} is {_describe(state)}")
             continue
         for key, value in (state or {}).items():
@@ -232,6 +232,8 @@ def _misfit(key: str, value: Any, parameter: Tensor) -> str:
     """Return what is wrong with an entry of a parameter's state, or nothing."""
     if key not in SHAPED_LIKE_PARAMETER:  # A count, a factor; LBFGS has lists.
         is_plain = _is_number(value) or isinstance(value, list | tuple | NoneType)
+        if key == "step" and isinstance(value, Tensor) and value.numel() != 1:
+            return "not a number"
         return "" if is_plain else "not a number or a tensor"
     if not isinstance(value, Tensor):
         # SGD's, before its first step.
@@ -301,7 +303,8 @@ def _try_step(
             }
         )
         with torch.no_grad():
-            inspect.unwrap(kind.step)(trial)
+            for _ in range(2):  # A power of something negative may be right by chance.
+                inspect.unwrap(kind.step)(trial)
     except Exception as error:
         return error
     return None
