@@ -187,7 +187,21 @@ PROGRAMS: dict[str, Program] = {
     each.__name__: each for each in (count, read, decide, learn, schedule)
 }
 
-_VALUES = [None, True, "x", [], {}, [1, 2], 0, -1, -8, 10**30, 0.5, math.nan, math.inf]
+_VALUES: list[Any] = [
+    None,
+    True,
+    "x",
+    [],
+    {},
+    [1, 2],
+    0,
+    -1,
+    -8,
+    10**30,
+    0.5,
+    math.nan,
+    math.inf,
+]
 
 
 def damaged(values: Any, *, has_tensors: bool) -> Iterator[tuple[str, Any]]:
