@@ -42,7 +42,10 @@ class Start:
         """Where the program is to resume, or None."""
         if self.newest is None:
             return None
-        return Position.decode(dict(self.newest.manifest.position))
+        try:
+            return Position.decode(dict(self.newest.manifest.position))
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.newest.path}: {error}") from None
 
 
 def make_store(settings: Settings) -> CheckpointStore | None:

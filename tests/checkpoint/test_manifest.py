@@ -259,6 +259,8 @@ def test_a_package_that_is_being_replaced_has_an_unknown_version(
         ("number", -1),
         ("world_size", 2.0),
         ("position", None),
+        ("position", {"index": 0, "unknown": math.inf}),
+        ("position", {"index": math.nan}),
         ("time", math.nan),
         ("values", {"best.loss": math.inf}),
     ],

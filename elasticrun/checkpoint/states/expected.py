@@ -27,7 +27,9 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    if type(value) is float:
+        return math.isfinite(value)
+    return type(value) is int and _is_count(abs(value))  # What torch takes of them.
 
 
 COUNT = Kind("a whole number from 0 up", _is_count)
@@ -69,25 +71,26 @@ def check_values(values: Any, expected: Any, *, name: str) -> None:
     """
     if isinstance(expected, Kind):
         if not expected.fits(values):
-            raise _misfit(name, values, expected.words)
+            raise misfit(name, values, expected.words)
     elif isinstance(expected, dict):
         if type(values) is not dict or values.keys() != expected.keys():
             keys = ", ".join(map(str, expected))
-            raise _misfit(name, values, f"a dictionary of {keys}")
+            raise misfit(name, values, f"a dictionary of {keys}")
         for key, inner in expected.items():
             check_values(values[key], inner, name=f"{name}.{key}")
     else:
         is_row = isinstance(expected, tuple)
         if type(values) not in (list, tuple):
-            raise _misfit(name, values, "a list")
+            raise misfit(name, values, "a list")
         if is_row and len(values) != len(expected):
-            raise _misfit(name, values, f"a list of {len(expected)}")
+            raise misfit(name, values, f"a list of {len(expected)}")
         each = expected if is_row else [expected[0]] * len(values)
         for number, (value, inner) in enumerate(zip(values, each, strict=True)):
             check_values(value, inner, name=f"{name}[{number}]")
 
 
-def _misfit(name: str, value: Any, wanted: str) -> CheckpointError:
+def misfit(name: str, value: Any, wanted: str) -> CheckpointError:
+    """Return the error for a value at a place of a state, such as `loader.steps[2]`."""
     shown = repr(value)
     shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}..."
     return CheckpointError(

@@ -8,6 +8,7 @@ of another one, and torch would not notice.
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from types import NoneType
@@ -210,10 +211,14 @@ def check_entries(
     for place, (number, parameter) in enumerate(zip(numbers, parameters, strict=False)):
         state = values["state"].get(number)
         called = f"number {place}" if names is None else names[place]
-        for key, value in state.items() if isinstance(state, Mapping) else ():
+        if number in values["state"] and not isinstance(state, Mapping):
+            misfits.append(f"what it has of {called} is {_describe(state)}")
+            continue
+        for key, value in (state or {}).items():
             wanted = _misfit(key, value, parameter)
             if wanted:
                 misfits.append(f"{key} of {called} is {_describe(value)}, {wanted}")
+    misfits = misfits or _try_steps(optimizer, values)
     if misfits:
         raise CheckpointError(
             f"the saved state {name!r} does not fit the {type(optimizer).__name__} of "
@@ -227,12 +232,82 @@ def _misfit(key: str, value: Any, parameter: Tensor) -> str:
     """Return what is wrong with an entry of a parameter's state, or nothing."""
     if key not in SHAPED_LIKE_PARAMETER:  # A count, a factor; LBFGS has lists.
         is_plain = _is_number(value) or isinstance(value, list | tuple | NoneType)
+        if key == "step" and isinstance(value, Tensor) and value.numel() != 1:
+            return "not a number"
         return "" if is_plain else "not a number or a tensor"
     if not isinstance(value, Tensor):
-        return "" if value is None else "not a tensor"  # SGD's, before its first step.
-    if value.shape == parameter.shape:
-        return ""
-    return f"but the parameter is {list(parameter.shape)}"
+        # SGD's, before its first step.
+        return "" if value is None and key == "momentum_buffer" else "not a tensor"
+    if value.shape != parameter.shape:
+        return f"but the parameter is {list(parameter.shape)}"
+    has_kind = value.is_floating_point() or value.is_complex()
+    return "" if has_kind else f"but of {value.dtype}"
+
+
+def _try_steps(optimizer: Optimizer, values: Mapping[str, Any]) -> list[str]:
+    """Return how a step fails with loaded options, and with counts as loaded.
+
+    A copy of the optimizer takes it, which has a parameter of one element for each kind
+    of state that is there.
+    """
+    tried = set()
+    groups = zip(values["param_groups"], optimizer.param_groups, strict=False)
+    for place, (saved, own) in enumerate(groups):
+        for number, parameter in zip(saved["params"], own["params"], strict=False):
+            state = values["state"].get(number) or {}
+            kind = (
+                *(place, parameter.dim(), parameter.dtype, parameter.device),
+                *((key, _kind_of(value)) for key, value in state.items()),
+            )
+            if kind in tried:
+                continue
+            tried.add(kind)
+            small = torch.ones(
+                [1] * parameter.dim(), dtype=parameter.dtype, device=parameter.device
+            )
+            small.grad = torch.zeros_like(small)
+            state = {key: _small(value) for key, value in state.items()}
+            error = _try_step(optimizer, small, saved, state)
+            # Some could not step with their own either: they need a closure, say.
+            if error is not None and not _try_step(optimizer, small, own, {}):
+                return [f"a step with group {place} fails ({error!r})"]
+    return []
+
+
+def _kind_of(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return repr(value)
+    return (value.dim(), value.dtype) if value.dim() else value.item()
+
+
+def _small(value: Any) -> Any:
+    """Return an entry of a parameter's state for a parameter of one element."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.new_zeros([1] * value.dim()) if value.dim() else value.clone()
+
+
+def _try_step(
+    optimizer: Optimizer, parameter: Tensor, options: Mapping[str, Any], state: Any
+) -> Exception | None:
+    """Return what a step raises; hooks, and what the program's class adds, are not."""
+    kind = type(optimizer)
+    trial = kind.__new__(kind)
+    group = {**options, "params": [parameter]}
+    try:
+        trial.__setstate__(
+            {
+                "defaults": optimizer.defaults,
+                "state": defaultdict(dict, {parameter: state} if state else {}),
+                "param_groups": [group],
+            }
+        )
+        with torch.no_grad():
+            for _ in range(2):  # A power of something negative may be right by chance.
+                inspect.unwrap(kind.step)(trial)
+    except Exception as error:
+        return error
+    return None
 
 
 def _options_of(group: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from elasticrun.checkpoint.states.alike import check_alike, try_rates
 from elasticrun.checkpoint.states.copies import StateCopier
 from elasticrun.checkpoint.states.dtypes import keeping_dtypes
 from elasticrun.checkpoint.states.module_memory import ModuleMemory
@@ -164,10 +165,12 @@ class StatefulState(BaseState):
         Raises:
             CheckpointError: They do not fit it.
         """
+        check_alike(self.name, self.target, values)
         try:
             with keeping_dtypes(self.target):
                 self.target.load_state_dict(values)
-        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            try_rates(self.target)
+        except (RuntimeError, ValueError, LookupError, TypeError) as error:
             raise CheckpointError(
                 f"the saved state {self.name!r} does not fit the "
                 f"{type(self.target).__name__} of this program: {error}\n"

@@ -1,0 +1,133 @@
+"""Refuses what an object of torch's would take, and only crash with in a step.
+
+Torch's schedulers and scalers take any entry. An object of the program's own is not
+looked at: only its `load_state_dict` knows what its entries may be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+from torch import Tensor
+from torch.amp import GradScaler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
+
+from elasticrun.checkpoint.states.expected import (
+    COUNT,
+    FLAG,
+    NUMBER,
+    WHOLE,
+    Kind,
+    check_values,
+    misfit,
+)
+
+_INT32 = Kind(
+    "a whole number from 0 to 2**31 - 1",
+    lambda value: COUNT.fits(value) and value < 1 << 31,
+)
+_OF_SCALER = {
+    **dict.fromkeys(("scale", "growth_factor", "backoff_factor"), NUMBER),
+    **dict.fromkeys(("growth_interval", "_growth_tracker"), _INT32),
+}
+_PLAN_OF_ONE_CYCLE = ("total_steps", "_schedule_phases")
+
+
+def check_alike(name: str, target: Any, values: Any) -> None:
+    """Refuse entries of other kinds than those that one of torch's objects has.
+
+    Raises:
+        CheckpointError: There is one.
+    """
+    if not type(target).__module__.startswith("torch."):
+        return
+    if isinstance(target, GradScaler) and target.is_enabled():
+        _check(values, {**target.state_dict(), **_OF_SCALER}, name=name)
+    elif isinstance(target, LRScheduler):
+        own = target.state_dict()
+        _check(values, own, name=name)
+        # It would go on by the saved plan, and crash behind its last step.
+        for key in _PLAN_OF_ONE_CYCLE if isinstance(target, OneCycleLR) else ():
+            if key in values and values[key] != own[key]:
+                raise misfit(f"{name}.{key}", values[key], f"{own[key]}, as here")
+
+
+def try_rates(target: Any) -> None:
+    """Compute the rates with which a loaded scheduler of torch's goes on.
+
+    Raises:
+        Exception: Whatever its next step would raise.
+    """
+    if not type(target).__module__.startswith("torch."):
+        return
+    for inner in getattr(target, "_schedulers", ()):
+        try_rates(inner)
+    has_rates = isinstance(target, LRScheduler) and (
+        type(target).get_lr is not LRScheduler.get_lr
+    )
+    if not has_rates or target.last_epoch < 0:
+        return
+    # Some set momentum besides, and step would not be asked within one.
+    groups = [dict(group) for group in target.optimizer.param_groups]
+    before = dict(vars(target))
+    target._get_lr_called_within_step = True
+    try:
+        target.get_lr()
+        # A function of the program's may end with the schedule, and so does one cycle.
+        if not isinstance(target, LambdaLR | OneCycleLR):
+            target.last_epoch += 1
+            target.get_lr()
+    finally:
+        vars(target).update(before)
+        for group, options in zip(target.optimizer.param_groups, groups, strict=True):
+            group.update(options)
+
+
+def _check(values: Any, own: Any, *, name: str) -> None:
+    """Refuse values that are not like the object's own.
+
+    Keys that are missing or more are torch's of another version; a None of its own may
+    become anything.
+    """
+    if isinstance(own, Kind):
+        check_values(values, own, name=name)
+    elif isinstance(own, dict):
+        if not isinstance(values, Mapping):
+            raise misfit(name, values, "a dictionary")
+        if isinstance(own, Counter):  # Milestones: its keys are data.
+            check_values(list(values.items()), [(WHOLE, COUNT)], name=name)
+            return
+        for key, inner in own.items():
+            if key in values:
+                _check(values[key], inner, name=f"{name}.{key}")
+    elif isinstance(own, list | tuple):
+        if not isinstance(values, list | tuple) or len(values) != len(own):
+            raise misfit(name, values, f"a list of {len(own)}")
+        for number, (value, inner) in enumerate(zip(values, own, strict=True)):
+            _check(value, inner, name=f"{name}[{number}]")
+    else:
+        _check_leaf(values, own, name=name)
+
+
+def _check_leaf(values: Any, own: Any, *, name: str) -> None:
+    if isinstance(own, bool):
+        check_values(values, FLAG, name=name)
+    elif isinstance(own, str):
+        if values != own:
+            raise misfit(name, values, f"{own!r}, as here")
+    elif isinstance(own, Real | Tensor) and not _is_number(values, like=own):
+        raise misfit(name, values, "a number")
+
+
+def _is_number(value: Any, *, like: Real | Tensor) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    if isinstance(value, int) and not COUNT.fits(abs(value)):
+        return False
+    return math.isfinite(value) or not isinstance(like, int)
