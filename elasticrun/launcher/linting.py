@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import select
 import subprocess
 import sys
-from typing import Any
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from elasticrun.launcher.event_loop import EventLoop
-from elasticrun.launcher.options import Program
-from elasticrun.launcher.terminal.console import Console
+from elasticrun.launcher import processes
 
-_SECONDS = 30.0  # what a job that is already over waits for the linter
+if TYPE_CHECKING:
+    from elasticrun.launcher.event_loop import EventLoop
+    from elasticrun.launcher.terminal.console import Console
+
+_SECONDS = 30.0  # The linter has these; few scripts need one of them.
 
 
 class Linting:
@@ -22,15 +28,16 @@ class Linting:
     It says all at its end.
     """
 
-    def __init__(self, program: Program, console: Console, loop: EventLoop) -> None:
+    def __init__(self, path: Path | None, console: Console, loop: EventLoop) -> None:
         self._console = console
         self._loop = loop
         self._process: subprocess.Popen[bytes] | None = None
-        self._path = program.file
-        if program.file is None:
+        self._path = path
+        self._deadline = time.monotonic() + _SECONDS
+        if path is None:
             return
-        command = [sys.executable, "-m", "elasticrun.lint", "--format", "json"]
-        command.append(str(program.file))
+        command = [sys.executable, "-m", "elasticrun.launcher.linting"]
+        command += [str(os.getpid()), str(path)]
         with contextlib.suppress(OSError):
             self._process = subprocess.Popen(
                 command,
@@ -38,21 +45,40 @@ class Linting:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
-            loop.watch(self._process.stdout, self.close)
+            loop.watch(self._process.stdout, self._read)
+            self._limit = loop.call_later(_SECONDS, self._give_up)
+
+    def finish(self, wakeups: int) -> None:
+        """Wait for the end of the linter, but no longer than until a signal comes."""
+        if self._process is not None:
+            sources = [self._process.stdout, wakeups]
+            seconds = max(0.0, self._deadline - time.monotonic())
+            if self._process.stdout in select.select(sources, [], [], seconds)[0]:
+                self._read()
 
     def close(self) -> None:
-        """Show what was found, unless that is done; the process is forgotten."""
+        """End the linter where it is."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        self._loop.forget(process.stdout)
-        try:
-            output, _ = process.communicate(timeout=_SECONDS)
-        except subprocess.TimeoutExpired:
+        if process is not None:
+            self._loop.forget(process.stdout)
+            self._limit.cancel()
             process.kill()
             process.communicate()
-        else:
-            self._show(output)
+
+    def _read(self) -> None:
+        """Show what was found; all of it comes at once, right before the end."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        output = self._process.stdout.read()
+        self.close()
+        self._show(output)
+
+    def _give_up(self) -> None:
+        self.close()
+        self._console.event(
+            f"the linter was not done after {_SECONDS:.0f} seconds, and was ended; "
+            f"`elasticrun lint {self._path}` takes the time that it needs"
+        )
 
     def _show(self, output: bytes) -> None:
         try:
@@ -60,11 +86,13 @@ class Linting:
         except ValueError:
             return  # a linter that failed has nothing to warn of
         if not report["elastic"]:
-            self._console.event(
-                f"warning: {self._path} does not use elasticrun, nor do the modules "
-                "beside it: every replica trains by itself on all data, and nothing is "
-                "saved or resumed; `elasticrun lint` says what to change"
-            )
+            if not report["problems"]:  # Which may be why nothing is known of it.
+                self._console.event(
+                    f"warning: {self._path} does not use elasticrun, nor do the "
+                    "modules beside it: every replica trains by itself on all data, "
+                    "and nothing is saved or resumed; `elasticrun lint` says what to "
+                    "change"
+                )
             return
         findings: list[dict[str, Any]] = report["findings"]
         for each in findings:
@@ -75,3 +103,15 @@ class Linting:
             self._console.event(
                 f"`elasticrun rule {codes}` explains them; --no-lint hides them"
             )
+
+
+def main(launcher: int, path: str) -> int:
+    """Lint a script for as long as its launcher lives."""
+    processes.die_with_parent(launcher)
+    from elasticrun.lint.__main__ import run
+
+    return run(["--format", "json", "--", path])
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2]))

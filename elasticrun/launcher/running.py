@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from elasticrun.errors import STOPPED
+from elasticrun.errors import STOP_CODES, STOPPED
 from elasticrun.launcher import directory, processes
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.events import EventKeeper
@@ -77,11 +77,14 @@ def run_job(options: Options) -> int:
                 scale_by = ScaleBy(options.scale_by, supervisor, console, loop)
                 stack.callback(scale_by.close)
             _keep_status_line(loop, console, book)
-            if options.is_linted:
-                stack.callback(Linting(options.program, console, loop).close)
+            script = options.program.file if options.is_linted else None
+            linting = Linting(script, console, loop)
+            stack.callback(linting.close)
             supervisor.start()
             while supervisor.exit_code is None:
                 loop.run_once()
+            if supervisor.exit_code not in STOP_CODES:  # A stop waits for nothing.
+                linting.finish(wakeups)
             console.note("end", console.last_event, code=supervisor.exit_code)
             return supervisor.exit_code
 

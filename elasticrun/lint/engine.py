@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 from elasticrun.lint.editing import Application, Edit
 from elasticrun.lint.finding import SEVERITIES, Finding, lowered
+from elasticrun.lint.graph import MAX_WORK, TooMuchError
 from elasticrun.lint.options import LintOptions
 from elasticrun.lint.program import Walked
-from elasticrun.lint.project import Module, Project, python_files
+from elasticrun.lint.project import MAX_BYTES, Module, Project, python_files
 from elasticrun.lint.rules import conversion
 from elasticrun.lint.rules.suppressions import ER001, is_suppressed, unused
 from elasticrun.lint.rules.table import CHECKS
@@ -61,8 +62,10 @@ def lint_paths(paths: Iterable[Path], options: LintOptions | None = None) -> Lin
     options = options or LintOptions()
     result = LintResult([], [], [], [])
     for path in paths:
-        if not path.exists():
-            text = "does not exist. Check the path, relative to the current folder."
+        if not (path.is_file() or path.is_dir()):
+            text = "is no file or folder. Check the path, relative to the current one."
+            if not path.exists():
+                text = "does not exist. Check the path, relative to the current folder."
             result.problems.append(LintProblem(str(path), 1, text))
             continue
         for file in python_files(path, options.excludes):
@@ -71,6 +74,8 @@ def lint_paths(paths: Iterable[Path], options: LintOptions | None = None) -> Lin
                 text = "cannot be read as Python source in the encoding it declares."
                 if file.suffix == ".ipynb":
                     text = "cannot be read as a notebook of Jupyter's."
+                if file.stat().st_size > MAX_BYTES:
+                    text = "has more than 1 MB, which the linter does not read."
                 result.problems.append(LintProblem(str(file), 1, text))
             else:
                 result.modules.append(module)
@@ -131,6 +136,7 @@ def _in_plain(
             tree = _parsed(module, result) if "torch" in module.text else None
             if tree is None or not conversion.may_train(module.text):
                 continue
+            _check_size(tree)
             if not conversion.edits_of(tree, module.text):
                 continue
             if module.cells is None:  # A patch of a notebook would be one of its JSON.
@@ -141,6 +147,13 @@ def _in_plain(
                 if script.name not in walked:
                     walked.add(script.name)
                     yield from _if_elastic(project, options, script, module)
+
+
+def _check_size(tree: ast.Module) -> None:
+    """Raise TooMuchError if a plain script has too many loops for its size."""
+    nodes = [*ast.walk(tree)]
+    if len(nodes) * sum(isinstance(each, ast.For) for each in nodes) > 5 * MAX_WORK:
+        raise TooMuchError
 
 
 def _making(modules: list[Module]) -> list[Module]:
@@ -193,6 +206,11 @@ def _why_given_up(error: Exception) -> str:
         return (
             "nested too deep to be looked through, so nothing is said about this file. "
             "Cut its longest expression in two."
+        )
+    if isinstance(error, TooMuchError):
+        return (
+            f"takes more than {MAX_WORK:,} steps to be looked through, so not all that "
+            "there is to find in it is said. Divide it into smaller programs."
         )
     return (
         f"internal error: {type(error).__name__}: {error}. Nothing is said about this "

@@ -10,11 +10,19 @@ from typing import Literal, NamedTuple
 from elasticrun.lint.project import Module
 from elasticrun.lint.values import Value
 
+# What a program may cost, in steps that are walked or searched, not in seconds: what is
+# found does not depend on the machine. Long trainings take a hundredth of it.
+MAX_WORK = 2_000_000
+
 ValuePlace = tuple[int, object]  # a frame or object by its number, and a name in it
 
 
 def _any(_: Step) -> bool:
     return True
+
+
+class TooMuchError(Exception):
+    """A program takes more steps than the linter has for one."""
 
 
 class Call(NamedTuple):
@@ -228,6 +236,13 @@ class Graph:
         self.steps: list[Step] = []
         self.epochs: list[EpochLoop] = []
         self.loops: list[DataLoop] = []
+        self._work = 0
+
+    def spend(self, amount: int) -> None:
+        """Count what is looked at; whatever depends on a program's size does so."""
+        self._work += amount
+        if self._work > MAX_WORK:
+            raise TooMuchError
 
     def forward(
         self, starts: Iterable[Step], passes: Callable[[Step], bool] = _any
@@ -245,12 +260,14 @@ class Graph:
             reached.add(step)
             if passes(step):
                 todo += step.following
+        self.spend(len(reached))
         return reached
 
     def backward(
         self, starts: Iterable[Step], passes: Callable[[Step], bool] = _any
     ) -> set[Step]:
         """Return what may run before the starts, going only through steps that pass."""
+        self.spend(len(self.steps))
         preceding: dict[Step, list[Step]] = {step: [] for step in self.steps}
         for step in self.steps:
             for each in step.following:

@@ -6,6 +6,7 @@ import ast
 import contextlib
 import functools
 import io
+import itertools
 import os
 import re
 import sys
@@ -19,6 +20,11 @@ from elasticrun.lint.notebook import Cells, read_notebook
 ELASTIC = re.compile(
     r"\b(elasticrun|adaptdl|remaining_epochs_until|AdaptiveDataLoader)\b"
 )
+# Of source; a notebook holds pictures besides.
+MAX_BYTES, _MAX_NOTEBOOK = 1_000_000, 64_000_000
+_MAX_IMPORTS = 5_000
+# Python's parser takes memory by the square of such a name's length.
+_ENDLESS = re.compile(r"(?:\w{1,64}\.){999}")
 _LINE_END = r"\r\n|\r|\n"
 _TRAINING = re.compile(
     r"\b(?:torch|elasticrun|adaptdl)\b|epoch|loader|optimizer|scheduler"
@@ -93,6 +99,8 @@ class Module:
         """Parse once; keep the error of a file that cannot be parsed."""
         if self.tree is None and self.error is None:
             try:
+                if _ENDLESS.search(self.text):
+                    raise ValueError("it has a name of a thousand parts")
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     self.tree = ast.parse(self.text, filename=self.name)
@@ -185,12 +193,19 @@ class Project:
         self._names: dict[Path, frozenset[str]] = {}  # What folders have in them.
 
     def load(self, path: Path, name: str | None = None) -> Module | None:
-        """Return the module of a file, or None if the file cannot be read."""
+        """Return the module of a file, or None if it cannot be read or is too large."""
         key = path.absolute()
         if key not in self.modules:
             try:
+                if not path.is_file():  # Opening a pipe waits for who writes to it.
+                    raise OSError("no regular file")
+                is_notebook = path.suffix == ".ipynb"
+                if path.stat().st_size > (_MAX_NOTEBOOK if is_notebook else MAX_BYTES):
+                    raise ValueError("too large")
                 text = decode(path.read_bytes())
                 module = Module(key, name or str(path), text, is_file=True)
+                if len(module.text) > MAX_BYTES:
+                    raise ValueError("too large")
                 if not module.is_elastic:
                     module.forget()
                 self.modules[key] = module
@@ -208,7 +223,8 @@ class Project:
     def imports(self, module: Module) -> list[Module]:
         """Return the project's modules that a module imports, anywhere in it."""
         if module.imports is None:
-            names = dict.fromkeys(names_imported(module.text))
+            every = itertools.islice(names_imported(module.text), _MAX_IMPORTS)
+            names = dict.fromkeys(every)
             found = (self.find(name, module, level) for name, level in names)
             module.imports = [each for each in found if each not in (None, module)]
             if not module.is_elastic:

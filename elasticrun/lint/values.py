@@ -185,11 +185,14 @@ class Class:
 
     def lineage(self) -> list[Class]:
         """Return this class and those of the project that it derives from."""
-        found: list[Class] = [self]
-        for base in self.bases:
-            if base.cls is not None:
-                found += [each for each in base.cls.lineage() if each not in found]
-        return found
+        found: dict[Class, None] = {}
+        todo = [self]
+        while todo:
+            if (each := todo.pop()) not in found:
+                found[each] = None
+                bases = (base.cls for base in reversed(each.bases))
+                todo += [cls for cls in bases if cls is not None]
+        return [*found]
 
     def find(self, name: str) -> tuple[Class, MethodDef] | None:
         """Return the method of that name and the class that defines it."""

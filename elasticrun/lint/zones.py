@@ -53,6 +53,7 @@ class Zones:
             if following in seen or following.epoch is not step.epoch:
                 continue
             seen.add(following)
+            self.graph.spend(1)
             if following in self._heads:
                 return self._heads[following]
             todo += following.following
@@ -60,6 +61,7 @@ class Zones:
 
     def _mark_epoch(self, epoch: EpochLoop) -> None:
         heads = [loop.step for loop in self.loops_of(epoch)]
+        self.graph.spend(len(self.graph.steps))
 
         def inside(step: Step) -> bool:
             return step.epoch is epoch

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from tests.launcher.running import REPOSITORY, WITHOUT_TORCH, running
+from tests.launcher.running import (
+    ELASTICRUN,
+    REPOSITORY,
+    WITHOUT_TORCH,
+    Running,
+    running,
+    wait_until_nothing_is_left,
+)
 from tests.lint.pages import PAGES, PRELUDE
-from tests.support.stage import Stage
+from tests.support.stage import Stage, wait_until
 
 # The mistake is in a function that nobody calls.
 WRONG = "".join(
@@ -48,7 +59,7 @@ def test_errors_and_warnings_are_shown(
 
 LATE = """
 import sys
-if sys.orig_argv[2:3] == ["elasticrun.lint"]:
+if sys.orig_argv[2:3] == ["elasticrun.launcher.linting"]:
     from pathlib import Path
     from tests.support.stage import Stage
     Stage(Path({root!r})).wait_for("began")
@@ -94,3 +105,63 @@ def test_a_script_that_cannot_be_linted_is_run(stage: Stage, script: Path) -> No
         assert job.wait() == 0, job.events
     assert "trained" in job.output
     assert f"warning: {script}" not in job.events  # Nothing of the linter.
+
+
+# A linter that never ends, in whose way of importing the rest it is held.
+HOLD = """
+import signal, sys
+from pathlib import Path
+class Hold:
+    def find_spec(self, name, path=None, target=None):
+        if name == "elasticrun.lint.__main__":
+            Path({root!r}, "marks", "linting").touch()
+            signal.pause()
+sys.meta_path.insert(0, Hold())
+"""
+# An `elasticrun` that gives the linter so many seconds.
+WITH_LIMIT = """
+import sys
+from elasticrun.__main__ import main
+from elasticrun.launcher import linting
+linting._SECONDS = {}
+sys.exit(main())
+"""
+FOREVER = "import signal, sys\nopen(sys.argv[1], 'w')\nsignal.pause()  # elasticrun"
+
+
+def linting_forever(
+    stage: Stage, script: Path, command: Sequence[object] = ELASTICRUN
+) -> AbstractContextManager[Running]:
+    site = stage.root / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(HOLD.format(root=str(stage.root)))
+    path = f"{site}{os.pathsep}{REPOSITORY}"
+    own = [*WITHOUT_TORCH, "--replicas", 1, "--", stage.root / "marks" / "began"]
+    return running(stage, *own, script=script, command=command, PYTHONPATH=path)
+
+
+def with_limit(seconds: float) -> list[str]:
+    return [sys.executable, "-c", WITH_LIMIT.format(seconds)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_stop_does_not_wait_for_the_linter_and_leaves_none(
+    stage: Stage, script: Path, number: signal.Signals
+) -> None:
+    script.write_text(FOREVER)
+    with linting_forever(stage, script, with_limit(1e6)) as job:
+        wait_until(lambda: stage.has("linting", "began"))
+        os.kill(job.pid, number)
+        job.wait()
+        wait_until_nothing_is_left(stage)
+
+
+@pytest.mark.slow
+def test_a_linter_that_takes_too_long_is_ended_and_that_is_said(
+    stage: Stage, script: Path
+) -> None:
+    with linting_forever(stage, script, with_limit(0.0)) as job:
+        assert job.wait() == 0, job.events
+    assert "the linter was not done after 0 seconds, and was ended" in job.events
+    assert "trained" in job.output

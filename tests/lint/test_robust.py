@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticrun.lint.engine import lint_text
+from elasticrun.lint.engine import lint_paths, lint_text
 from tests.lint.pages import PAGES, PRELUDE
 
 STDLIB = Path(sysconfig.get_paths()["stdlib"])
@@ -122,3 +123,60 @@ def test_what_a_process_lints_first_is_no_special_case(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "elasticrun.lint", script]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "ER301 `best`" in result.stdout
+
+
+LOADER = "import torch\nfrom elasticrun import *\ntrain = AdaptiveDataLoader(d)\n"
+EPOCH = "for epoch in remaining_epochs_until(3):\n"
+PLAIN = """\
+for epoch in range(3):
+    for x in train:
+        loss = model(x)
+        loss.backward()
+        optimizer.step()
+"""
+PLAIN_HEAD = """\
+import torch
+from torch.utils.data import DataLoader
+train = DataLoader(d)
+optimizer = torch.optim.SGD(model.parameters(), lr=1)
+"""
+
+
+def nested(form: str, number: int) -> str:
+    return "".join(form.format(i, n=i + 1) for i in range(number))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (LOADER + EPOCH + nested("    for x in train: s{0} = x\n", 2000), "steps"),
+        (LOADER + (EPOCH + "    for x in train: f(x)\n") * 800, "steps"),
+        (PLAIN_HEAD + PLAIN * 800, "steps"),
+        (LOADER + "a0 = train\n" + nested("a{n} = zip(a{0}, a{0})\n", 30), ""),
+        (
+            "class C0: pass\n" + nested("class C{n}(C{0}, C{0}): pass\n", 30) + LOADER,
+            "",
+        ),
+        (LOADER + "import " + "a." * 100_000 + "b\n", "a thousand parts"),
+        (LOADER + "import " + ", ".join(f"n{i}" for i in range(50_000)), "steps"),
+    ],
+    ids=["loops", "epochs", "plain", "zips", "bases", "name", "imports"],
+)
+def test_a_source_without_end_is_given_up(text: str, said: str) -> None:
+    tail = "\nfor x in a30: f(x)\n" if "zip" in text else "\nC30().x = 1\n"
+    end = tail if "30" in text else ""
+    messages = [each.message for each in lint_text(text + end).problems]
+    assert bool(messages) == bool(said)
+    assert said in "".join(messages)
+
+
+def test_what_is_no_regular_file_or_too_large_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.py")
+    script, large = tmp_path / "train.py", tmp_path / "large.py"
+    script.write_text(LOADER + "import pipe, large\n" + EPOCH + "    pass\n")
+    large.write_text("x = 1\n" * 200_000)
+    assert lint_paths([script]).problems == []
+    problems = lint_paths([tmp_path / "pipe.py", large]).problems
+    assert "no file or folder" in problems[0].message
+    assert "more than 1 MB" in problems[1].message

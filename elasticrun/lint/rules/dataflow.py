@@ -119,6 +119,7 @@ class Dataflow:
     def _written(self, inside: set[Step]) -> dict[ValuePlace, list[Write]]:
         """Return the plain places that some steps write and any others read."""
         places: dict[ValuePlace, list[Write]] = {}
+        self.program.graph.spend(len(self.program.graph.steps))
         for step in self.program.graph.steps:
             for write in step.writes if step in inside else ():
                 is_made_anew = write.value is not None and write.value.kind in _ANEW
@@ -165,6 +166,7 @@ class Dataflow:
     def first_writes(self, loop: DataLoop, hows: tuple[str, ...]) -> Iterator[Write]:
         """Yield for each plain place its first such write in a loop's body."""
         seen: set[ValuePlace] = set()
+        self.program.graph.spend(len(self.program.graph.steps))
         for step in self.program.graph.steps:
             for write in step.writes if step.loop is loop else ():
                 if write.how in hows and write.place not in seen:
@@ -208,6 +210,7 @@ class Dataflow:
 
 def steps_of(program: Walked, loop: DataLoop) -> set[Step]:
     """Return the steps in a loop's body, or in those of loops inside."""
+    program.graph.spend(len(program.graph.steps))
     return {step for step in program.graph.steps if step.is_in(loop)}
 
 

@@ -209,6 +209,7 @@ def _run_import(walk: Walk, node: ast.Import) -> None:
 
 def _imported(walk: Walk, name: str, level: int) -> Value:
     importer = walk.frame.module
+    walk.graph.spend(100)  # It is looked for in several folders.
     module = None if _is_elastic(name) else walk.project.find(name, importer, level)
     if module is None:
         return external(name)

@@ -116,11 +116,12 @@ def _looped_part(value: Value) -> Value | None:
     return max(filter(_weight, value.parts), key=_weight, default=None)
 
 
-def _weight(value: Value) -> int:
+def _weight(value: Value, depth: int = 6) -> int:
     if value.kind in ("epochs", "steps", "loader"):
         return 5
     if value.kind in ("wrapped", "iterator"):
-        return max((_weight(part) for part in value.parts), default=0)
+        parts = value.parts if depth else []
+        return max((_weight(part, depth - 1) for part in parts), default=0)
     if value.kind == "generator" or _is_loader(value):
         return 4
     if value.defines("__iter__"):
@@ -304,6 +305,7 @@ def _run_for(walk: Walk, node: ast.For | ast.AsyncFor) -> None:
     value = walk.evaluate(node.iter)
     note_order(walk, value, node)
     before = dict(frame.env)
+    walk.graph.spend(len(before))
 
     def body(element: Value) -> None:
         walk.assign(node.target, element, how="target")

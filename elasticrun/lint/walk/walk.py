@@ -147,6 +147,7 @@ class Walk:
         """Return what an expression may be, noting its reads and effects."""
         if node is None:
             return constant(None)
+        self.graph.spend(1)
         handler = self.handlers.expressions.get(type(node))
         if handler is not None:
             return handler(self, node)
@@ -191,6 +192,7 @@ class Walk:
         module, call = self.frame.module, self.frame.call
         step = Step(node, module, number, call, *around)
         self.graph.steps.append(step)
+        self.graph.spend(1 + len(self.here))
         for each in self.here:
             each.following.append(step)
         self.here = [step]
