@@ -56,7 +56,7 @@ def test_a_crash_is_kept_and_told_with_its_error(stage: Stage) -> None:
     assert f"elasticrun: {restart['text']}\n" in job.events
     assert (job.output, "[1] " in job.events) == ("", False)
     assert (
-        "[1] [rank1]: Traceback"
+        "[1] Traceback"
         in elasticrun(stage, "logs", "checkpoints", "--since", "1d").stdout
     )
     assert (end["code"], end["text"]) == (0, job.events.split("elasticrun: ")[-1][:-1])

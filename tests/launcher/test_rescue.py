@@ -38,7 +38,7 @@ from tests.support.stage import Stage, wait_until
 
 SCRIPT = Path(__file__).parents[1] / "support" / "scripts" / "mortal.py"
 NUM_KILLS = 300
-RESUMED = re.compile(r"resumed generation \d+ with world size \d+ at (.*) from")
+RESUMED = re.compile(r"generation \d+: resumed at (.*)")
 
 pytestmark = pytest.mark.slow(30)
 

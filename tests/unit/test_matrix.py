@@ -42,9 +42,11 @@ def test_a_python_without_torch_is_skipped_with_the_reason(tmp_path: Path) -> No
     assert ended.stdout.splitlines() == [
         f"Python 3.99: {tmp_path}/versions/3.99.2/bin/python",
         f"Python 3.99-torch-2.7: {tmp_path}/versions/3.99.2/bin/python",
+        f"Python 3.99-torch-newest: {tmp_path}/versions/3.99.2/bin/python",
         f"Python 3.99-lightning-2.1: {tmp_path}/versions/3.99.2/bin/python",
         f"Python 3.99: {skipped}",
         f"Python 3.99-torch-2.7: {skipped}",
+        f"Python 3.99-torch-newest: {skipped}",
         f"Python 3.99-lightning-2.1: {skipped}",
     ]
     requirements = (ROOT / ".matrix" / "torch-2.7.txt").read_text().splitlines()

@@ -115,6 +115,16 @@ TEXTS = [
         "self._num_samples = num_samples",
         "A sampler of fewer samples, or of more, is taken for one of all.",
     ),
+    (
+        "torch.optim.lr_scheduler",
+        "self.optimizer._opt_called = True",
+        "After a restart torch warns that no optimizer has stepped before.",
+    ),
+    (
+        "torch.optim.lr_scheduler",
+        "self._step_count == 1",
+        "A scheduler's first warning shows a line of elasticrun's.",
+    ),
     ("torch._dynamo.eval_frame", '"_orig_mod"', "A compiled module has other names."),
     (
         "torch._inductor.codecache",
