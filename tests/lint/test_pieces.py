@@ -122,3 +122,16 @@ def test_what_disturbs_a_generation_is_found_above_the_job(
 ) -> None:
     found = {each.code for each in lint_text(ABOVE.format(line)).findings}
     assert ("ER113" in found) == is_found
+
+
+def test_a_scaler_is_to_be_registered() -> None:
+    text = """\
+scaler = torch.amp.GradScaler("cuda")
+for epoch in remaining_epochs_until(9):
+    for x, y in train:
+        scaler.scale(F.cross_entropy(model(x), y)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+"""
+    (finding,) = lint_text(HEAD + text).findings
+    assert (finding.code, finding.help) == ("ER306", "give it to register(scaler=...)")

@@ -37,6 +37,8 @@ ER115 = Rule(
     help="name it by an argument, or put it into ELASTICRUN_CHECKPOINT_DIR",
 )
 
+_APPEND = 'append, with mode "a" (or give a LogFile to a StreamHandler)'
+_TEMPORARY = re.compile(r"te?mp|\.name$", re.IGNORECASE)  # names of files; of open ones
 _WRITING = re.compile(r"save|open\(|write|dump|retrieve")
 _FORGIVING = re.compile(r"(?:OS|IO|Permission|File\w+)Error|Exception|^$")
 
@@ -62,7 +64,10 @@ def _files(program: Walked) -> Iterator[Finding]:
                 "every restart loses what was written to it before"
             )
             said |= {e.at for e in program.events("opened") if _is_same_file(e, event)}
-            yield program.finding(ER105, event, message, loop=loop)
+            is_log = event.name.startswith("logging.")
+            yield program.finding(
+                ER105, event, message, loop=loop, help_text=_APPEND if is_log else None
+            )
     for event in program.events("moved"):
         yield from _moved(program, event)
     yield from _logs(program, filled, said)
@@ -87,6 +92,8 @@ def _appended(program: Walked, event: Event) -> Iterator[Finding]:
 
 def _is_written_later(program: Walked, event: Event, filled: list[Event]) -> bool:
     """Return whether an opened file is written where a restart does not do it again."""
+    if event.name.startswith("logging."):
+        return True  # By whatever logs.
     own = {program.zone(each.step) for each in filled if each.value is event.value}
     if event.step.epoch is not None:
         return not own.isdisjoint("LC")
@@ -232,6 +239,8 @@ def is_made_just_before(event: Event) -> bool:
         str(each.value) if isinstance(each, ast.Constant) else written(each)
         for each in sources
     ]
+    if event.name.endswith(".replace") and any(map(_TEMPORARY.search, texts)):
+        return True
     before = event.step.module.lines[max(0, event.step.line - 12) : event.step.line - 1]
     return any(
         text in line and _WRITING.search(line) for text in texts for line in before

@@ -149,7 +149,10 @@ def _unregistered(program: Walked) -> Iterator[Finding]:
             f"this {what} is trained (line {getattr(event.at, 'lineno', 0)}) and in no "
             "state: a restart begins with a new one"
         )
-        yield program.finding(ER306, program.made(value), message)
+        is_scaler = event.role == "scaler"
+        help_text = "give it to register(scaler=...)" if is_scaler else None
+        at = program.made(value)
+        yield program.finding(ER306, at, message, help_text=help_text)
     yield from _unregistered_models(program, seen, covered)
 
 

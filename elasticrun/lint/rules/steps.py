@@ -107,6 +107,9 @@ def _losses(program: Walked) -> Iterator[Finding]:
     for event in program.events("backward"):
         loop = event.step.loop
         whats = [what for key, what in _UNWEIGHED.items() if key in event.taints]
+        # A gradient cache: what is made of the gradients of outputs is weighed later.
+        if "leaf" in event.taints and "weigh(" in event.step.module.text:
+            continue
         if loop is not None and whats and "AdaptiveDataParallel" in names:
             message = f"the loss is {whats[0]}: a step depends on how its batch is cut"
             yield program.finding(ER309, event, message, doubts=doubts(loop))

@@ -279,8 +279,10 @@ def log_file(walk: Walk, it: Called) -> None:
     """Note a file to which the process logs."""
     path = it.keywords.get("filename") or next(iter(it.args), None)
     if path is not None:
-        paths = Arguments([path])
-        walk.note(it.node, "opened", given=paths, name=it.name, how="a")
+        given = it.keywords.get("filemode") or it.keywords.get("mode")
+        mode = given or next(iter(it.args[1:]), constant("a"))
+        paths, how = Arguments([path]), str(key_of(mode))
+        walk.note(it.node, "opened", given=paths, name=it.name, how=how)
 
 
 # Containers.

@@ -14,6 +14,7 @@ from elasticrun.lint.walk.arguments import Called
 COUNTED, SUMMED, NUMBER, SELECTED = "counted", "summed", "number", "selected"
 SHARED = "shared"  # divided by, or multiplied with, the number of replicas
 PAIRED = "paired"  # of all pairs of the samples of this replica's part
+LEAF = "leaf"  # of a tensor whose own gradient is taken
 OF_CRITERIA = frozenset((COUNTED, SUMMED, SHARED))
 _OF_LOSSES = OF_CRITERIA | {NUMBER, SELECTED}
 # These divide by the number of targets that count, or by the sum of their weights.
@@ -71,6 +72,8 @@ def taints_of_method(it: Called, taints: frozenset[str]) -> frozenset[str]:
     """Return what a method's result depends on, if it may be one of a loss."""
     if it.name == "weigh":
         return (taints - _OF_LOSSES - {PAIRED}) | {"valid"}
+    if it.name == "requires_grad_":
+        return taints | {LEAF}
     if it.name == "masked_select" and "batch" in taints:
         return taints | {SELECTED}
     if it.name == "mean" and SELECTED in taints and not it.values:

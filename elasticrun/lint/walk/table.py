@@ -155,6 +155,7 @@ _FUNCTIONS = _table(
         torch.distributed.checkpoint.save numpy.savez_compressed torchaudio.save
         matplotlib.pyplot.savefig matplotlib.pyplot.imsave cv2.imwrite
         imageio.imwrite soundfile.write scipy.io.wavfile.write
+        shutil.copy shutil.copy2 shutil.copyfile
     """),
     (Row("unfixed", taint="time"), """
         time.time time.time_ns time.monotonic time.perf_counter time.process_time
