@@ -117,7 +117,7 @@ TEXTS = [
     ),
     (
         "torch.optim.lr_scheduler",
-        "self.optimizer._opt_called = True",
+        "opt._opt_called = True",
         "After a restart torch warns that no optimizer has stepped before.",
     ),
     (

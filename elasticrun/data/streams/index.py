@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import os
@@ -25,7 +26,6 @@ logger = Logger(__name__)
 STRIDE = 512  # Samples from one mark to the next.
 _NUM_THREADS = 8
 _BAR_AFTER_SECONDS = 2.0
-_has_failed = False  # So that one warning tells of a full disk.
 
 
 class Scan(NamedTuple):
@@ -148,21 +148,23 @@ def write_scan(directory: Path, stream: Stream, scan: Scan) -> None:
 
     Without it the stream is counted again at the next start, so training goes on.
     """
-    global _has_failed
     data = io.BytesIO()
     np.savez(data, stamp=stream.stamp, name=stream.name, **scan._asdict())
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write_anew(directory / stream.file_name, data.getvalue())
     except OSError as error:
-        if not _has_failed:
-            _has_failed = True
-            logger.warning(
-                "%s cannot keep the lengths of streams: %s. They are counted again at "
-                "each start. Make room there, or make it writable.",
-                directory,
-                error,
-            )
+        _warn_that_not_kept(directory, error.strerror or str(error))
+
+
+@functools.cache  # Once: a full disk has no room for any of the streams.
+def _warn_that_not_kept(directory: Path, why: str) -> None:
+    logger.warning(
+        "%s cannot keep the lengths of streams: %s. They are counted again at each "
+        "start. Make room there, or make it writable.",
+        directory,
+        why,
+    )
 
 
 def _bar(total: int, rank: int) -> Any:

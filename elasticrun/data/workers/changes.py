@@ -35,7 +35,7 @@ def seen(**roots: Any) -> Seen:
         if isinstance(value, _PLAIN):
             found[place] = type(value), value
         elif isinstance(value, torch.Tensor):
-            if not value.is_shared():
+            if not value.is_shared():  # type: ignore[no-untyped-call]
                 found[place] = weakref.ref(value)
                 found[f"{place} (its values)"] = value._version
         elif isinstance(value, np.ndarray):
