@@ -30,7 +30,7 @@ from elasticrun.checkpoint.states.parameter_names import (
     parameters_of,
 )
 from elasticrun.checkpoint.states.state import BaseState, CannotRescueError
-from elasticrun.checkpoint.states.stateful import StatefulState
+from elasticrun.checkpoint.states.stateful import StatefulState, has_shards
 from elasticrun.errors import CheckpointError
 
 _MOST_SHOWN = 5
@@ -218,7 +218,8 @@ def check_entries(
             wanted = _misfit(key, value, parameter)
             if wanted:
                 misfits.append(f"{key} of {called} is {_describe(value)}, {wanted}")
-    misfits = misfits or _try_steps(optimizer, values)
+    if not misfits and not has_shards(optimizer):
+        misfits = _try_steps(optimizer, values)
     if misfits:
         raise CheckpointError(
             f"the saved state {name!r} does not fit the {type(optimizer).__name__} of "
