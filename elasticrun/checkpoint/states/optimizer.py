@@ -30,7 +30,7 @@ from elasticrun.checkpoint.states.parameter_names import (
     parameters_of,
 )
 from elasticrun.checkpoint.states.state import BaseState, CannotRescueError
-from elasticrun.checkpoint.states.stateful import StatefulState
+from elasticrun.checkpoint.states.stateful import StatefulState, has_shards
 from elasticrun.errors import CheckpointError
 
 _MOST_SHOWN = 5
@@ -250,6 +250,8 @@ def _try_steps(optimizer: Optimizer, values: Mapping[str, Any]) -> list[str]:
     A copy of the optimizer takes it, which has a parameter of one element for each kind
     of state that is there.
     """
+    if has_shards(optimizer):
+        return []
     tried = set()
     groups = zip(values["param_groups"], optimizer.param_groups, strict=False)
     for place, (saved, own) in enumerate(groups):
