@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ class Weighing:
     Args:
         world_size: Of the job.
         in_step: Notices that another replica gives no count.
+        timeout: Seconds that a sum may take; None for torch's own.
 
     Attributes:
         counts_met: What the backward pass under way has come through: the numbers of
@@ -41,13 +43,18 @@ class Weighing:
             be corrected. Itself None in a pass that has come through no weighed loss.
     """
 
-    def __init__(self, world_size: int, in_step: InStep) -> None:
+    def __init__(
+        self, world_size: int, in_step: InStep, timeout: float | None = None
+    ) -> None:
         self.counts_met: set[int | None] | None = None
         self._world_size = world_size
         self._in_step = in_step
         # A group of its own: a count that one replica alone gives must not meet DDP's
         # gradients, at which gloo would abort the processes.
-        self._group = dist.new_group(backend="gloo") if world_size > 1 else None
+        self._group: Any = None
+        if world_size > 1:
+            limit = None if timeout is None else timedelta(seconds=timeout)
+            self._group = dist.new_group(backend="gloo", timeout=limit)
         self._micro_batch: object = None
         self._global_batch: object = None
         self._num_counts = 0  # Of the losses weighed by a count in this micro-batch.
