@@ -90,10 +90,10 @@ def warn_at_program(text: str, category: type[Warning] = UserWarning) -> None:
 
     In a thread of autograd's, where none has, at the line where the main thread is.
     """
-    here = _line_of_program(sys._getframe(1))
+    here = frame_of_program(sys._getframe(1))
     if here is None:
         main = sys._current_frames().get(threading.main_thread().ident or 0)
-        here = _line_of_program(main)
+        here = frame_of_program(main)
     if here is None:
         warnings.warn(text, category, stacklevel=2)
         return
@@ -113,7 +113,8 @@ def is_of_program(file: str) -> bool:
     return not file.startswith((_OWN, "<")) and torchs not in file
 
 
-def _line_of_program(frame: FrameType | None) -> FrameType | None:
+def frame_of_program(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame from there that is not elasticrun's, nor torch's."""
     while frame is not None:
         if is_of_program(frame.f_code.co_filename):
             return frame

@@ -17,6 +17,7 @@ from elasticrun.errors import LoopOrderError
 from elasticrun.job.boundary import Boundary, DeferredError
 from elasticrun.job.gpu_work import GpuWork
 from elasticrun.job.history import History
+from elasticrun.job.in_step import InStep
 from elasticrun.job.loop import LoopedLoader
 from elasticrun.job.nesting import OpenLoops
 from elasticrun.job.progress import Progress
@@ -74,6 +75,7 @@ class Job:
         num_forward_passes: For training, through a DDP, of those that have ended.
         num_steps: How often a registered optimizer has begun a step.
         deferred_error: What could not be raised where it happened.
+        in_step: Counts what all replicas do, and finds one that leaves some of it out.
         cuts_for_noise: Returns, when a loop begins, whether batches of which the noise
             of gradients is measured have to be cut in two.
 
@@ -128,7 +130,8 @@ class Job:
         self._schedule = Schedule(self.settings, is_saving=self._saver is not None)
         self.trace = self._open_trace()
         self._gate = Gate()
-        self._watcher = self._make_watcher()
+        self.in_step = InStep(self._gate)
+        self._watcher = self.in_step.watcher = self._make_watcher()
         self.boundary = self.make_boundary(
             gate=self._gate,
             watcher=self._watcher,
@@ -231,10 +234,11 @@ class Job:
             stop_signals=self.settings.stop_signals,
             stuck_seconds=_STUCK_SECONDS.get(self.device.type, math.inf),
             gone={} if self._saver is None else self._saver.gone,
-            # These three are called in the watcher's thread.
+            # These four are called in the watcher's thread.
             describe=self._describe,
             is_saving=lambda: self._saver is not None and self._saver.is_busy,
             is_in_loop=lambda: self.loader is not None and not self.is_closed,
+            counts=self.in_step.counts,
         )
 
     @property

@@ -78,6 +78,7 @@ class OpenLoop:
 
         Raises:
             LoopOrderError: A loop that began in the body is open.
+            ElasticRunError: Another replica has trained on what was left out here.
             JobStopped: The job stops here.
         """
         job = self.job
@@ -89,6 +90,7 @@ class OpenLoop:
         self.index += part.advance
         if not self._start.inside:
             job.progress.advance(part.advance)
+            job.in_step.finish_batch(self._loader)
             job.boundary.reach()
 
     def leave_iteration(self) -> None:

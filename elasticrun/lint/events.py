@@ -18,6 +18,7 @@ What = Literal[
     # that are kept in a dictionary, `loaded` for a state that replaces the one there.
     "trained",
     "backward",  # gradients are computed of a loss with these taints
+    "weighed",  # a loss, by the `weigh` of a model
     "set up",  # how a model trains: what is frozen, or an attribute of a module
     "added",  # something with these taints, to an Accumulator
     "divided",  # what an Accumulator has, by the number of batches

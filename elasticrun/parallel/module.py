@@ -148,7 +148,8 @@ class AdaptiveDataParallel(nn.Module):
         if job.world_size > 1 and not is_sharded:
             self._reduction = Reduction(module, ddp_kwargs, job)
             self._replica = self._reduction.run
-        self._weighing = job.get_or_make(Weighing, job.world_size)
+        limit = job.settings.timeout
+        self._weighing = job.get_or_make(Weighing, job.world_size, job.in_step, limit)
         self._noise: NoiseRecord | None = None
         follows_gain = needs_gain(scaling, list(optimizers.values()))
         if scaling is not None:

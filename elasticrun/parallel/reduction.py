@@ -110,6 +110,9 @@ class Reduction:
         output = self.run(*args, **kwargs)
         if self._module.training and not is_compiling():  # The count would be a guard.
             self._job.num_forward_passes += 1
+            # With unused parameters, the watched one may have no gradient.
+            if is_reduced and not ddp.find_unused_parameters:
+                self._job.in_step.num_passes += 1
         if self._has_common_buffers and self._module.training and is_reduced:
             broadcast_buffers(ddp)
         return output
@@ -149,6 +152,9 @@ class Reduction:
         """Refuse a gradient of a second backward pass: DDP takes part in one only."""
         if not self._is_over:
             self._is_over = self._is_reduced
+            self._job.in_step.num_reductions += (
+                self._is_reduced and not self.ddp.find_unused_parameters
+            )
             if self._is_reduced and self._job.rescue is not None:
                 # DDP's last work is a callback, too, which comes before the second one.
                 note = self._job.rescue.note_reduction

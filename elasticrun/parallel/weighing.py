@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from elasticrun.errors import ElasticRunError
+from elasticrun.errors import ElasticRunError, frame_of_program
 from elasticrun.job.current import loader_if_any
+from elasticrun.job.in_step import InStep
+from elasticrun.job.leaving import line_of
 from elasticrun.job.loop import LoopedLoader, Part
 
 Factor = Callable[[], Tensor | float]
@@ -26,8 +30,12 @@ class Weighing:
     last one only: until then losses are weighed as if it were the number of samples,
     and what has been accumulated is corrected in one go before the last is added.
 
+    Collective: make it on every replica.
+
     Args:
         world_size: Of the job.
+        in_step: Notices that another replica gives no count.
+        timeout: Seconds that a sum may take; None for torch's own.
 
     Attributes:
         counts_met: What the backward pass under way has come through: the numbers of
@@ -35,9 +43,18 @@ class Weighing:
             be corrected. Itself None in a pass that has come through no weighed loss.
     """
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(
+        self, world_size: int, in_step: InStep, timeout: float | None = None
+    ) -> None:
         self.counts_met: set[int | None] | None = None
         self._world_size = world_size
+        self._in_step = in_step
+        # A group of its own: a count that one replica alone gives must not meet DDP's
+        # gradients, at which gloo would abort the processes.
+        self._group: Any = None
+        if world_size > 1:
+            limit = None if timeout is None else timedelta(seconds=timeout)
+            self._group = dist.new_group(backend="gloo", timeout=limit)
         self._micro_batch: object = None
         self._global_batch: object = None
         self._num_counts = 0  # Of the losses weighed by a count in this micro-batch.
@@ -54,7 +71,9 @@ class Weighing:
     ) -> Any:
         """Return the loss, whose gradients will be weighed; see the model's method."""
         _check(count, reduction)
-        if not loss.requires_grad:
+        # A constant one, of which nothing was counted here, gives its 0 all the same.
+        is_constant = not loss.requires_grad
+        if is_constant and (count is None or not torch.is_grad_enabled()):
             return loss
         loader = loader_if_any()
         if member is not None:
@@ -125,15 +144,20 @@ class Weighing:
         own = torch.as_tensor(count, dtype=torch.float64, device=loss.device)
         own = torch.zeros_like(own) if is_padding else own.detach()
         if loader is None or part is None or _is_whole(part):
-            total = _Total(own, world_size)
+            total = self._total(own)
             return lambda: total.share_of(own), None
         number = self._number(loader)
         self._sums[number] = self._sums.get(number, 0) + own
         if part.is_step:
-            total = self._totals[number] = _Total(self._sums[number], world_size)
+            total = self._totals[number] = self._total(self._sums[number])
             return lambda: total.share_of(own), None
         scale = world_size / part.global_batch_size
         return lambda: own * scale, number
+
+    def _total(self, own: Tensor) -> _Total:
+        frame = frame_of_program(sys._getframe())
+        place = "an unknown line" if frame is None else line_of(frame)
+        return _Total(own, self._world_size, self._group, self._in_step, place)
 
     def _number(self, loader: LoopedLoader) -> int:
         """Return which one of its micro-batch's counts this is."""
@@ -163,18 +187,29 @@ class Weighing:
 class _Total:
     """The sum of a number over all replicas, on its way or there."""
 
-    def __init__(self, own: Tensor, world_size: int) -> None:
+    def __init__(
+        self, own: Tensor, world_size: int, group: Any, in_step: InStep, place: str
+    ) -> None:
         self._sum = own
         self._world_size = world_size
+        self._in_step = in_step
+        self._place = place  # Where the program weighs.
         self._work: Any = None
-        if world_size > 1:
-            self._sum = own.clone()
-            self._work = dist.all_reduce(self._sum, async_op=True)
+        if world_size == 1:
+            return
+        in_step.num_counts += 1
+        self._sum = own.clone()
+        if own.is_cuda:  # The program waits for no sum there, so first for the others.
+            work = dist.all_reduce(torch.zeros(()), group=group, async_op=True)
+            in_step.await_count(work, place)
+            dist.all_reduce(self._sum)
+        else:
+            self._work = dist.all_reduce(self._sum, group=group, async_op=True)
 
     def share_of(self, own: Tensor | float) -> Tensor:
         """Return `own` over the mean of all replicas' numbers, 0 if that is 0."""
         if self._work is not None:
-            self._work.wait()
+            self._in_step.await_count(self._work, self._place)
             self._work = None
         total = self._sum
         return torch.where(total == 0, 0.0, own * self._world_size / total)

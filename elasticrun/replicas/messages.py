@@ -13,6 +13,9 @@
     HasLeft   a watcher                 rank 0's     CallOff, if they were agreeing
     HungUp    a connection that ended   its watcher  on rank 0 Dead, unless it left
     Dead      rank 0's                  all          no boundary is passed any more
+    Report    a watcher                 rank 0's     it is sent on
+              rank 0's                  who asked,   it is kept
+                                        or all       Report to who asked
 
 `Decision` stands with the gate that keeps it. Those from one replica to another travel
 as JSON, {"type": "Ask", "number": 3}.
@@ -115,11 +118,25 @@ class Dead:
     rank: int
 
 
+@dataclass(frozen=True)
+class Report:
+    """What a replica has counted.
+
+    Attributes:
+        to: Who asked; None asks all the others.
+        counts: Empty of one that has left.
+    """
+
+    rank: int
+    to: int | None
+    counts: list[int]
+
+
 _KINDS = {
     kind.__name__: kind
     for kind in (
         *(Request, Ask, Answer, Decision, GiveUp),
-        *(CallOff, Farewell, HasLeft, HungUp, Dead),
+        *(CallOff, Farewell, HasLeft, HungUp, Dead, Report),
     )
 }
 

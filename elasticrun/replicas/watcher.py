@@ -27,6 +27,7 @@ from elasticrun.replicas.messages import (
     GiveUp,
     HasLeft,
     HungUp,
+    Report,
     Request,
     decode,
     encode,
@@ -77,6 +78,7 @@ class Watcher:
         stuck_seconds: How long a loop may go on without a boundary once a replica is
             gone, since collectives on GPUs wait for it; infinite where they fail.
         is_in_loop: Whether boundaries are to come.
+        counts: What this replica has counted, for others to compare.
 
     Attributes:
         has_lost: Whether another replica has died; from any thread.
@@ -97,6 +99,7 @@ class Watcher:
         stop_signals: Sequence[int] = STOP_SIGNALS,
         stuck_seconds: float = math.inf,
         is_in_loop: Callable[[], bool] = lambda: True,
+        counts: Callable[[], list[int]] = list,
     ) -> None:
         self._gate = gate
         self._rank = rank
@@ -107,6 +110,8 @@ class Watcher:
         self._is_saving = is_saving
         self._stuck_seconds = stuck_seconds
         self._is_in_loop = is_in_loop
+        self._counts = counts
+        self._reports: dict[int, list[int]] = {}
         self._lost: _Lost | None = None
         self.has_lost = False
         self._clock = StopClock(grace, describe)
@@ -140,6 +145,7 @@ class Watcher:
             HasLeft: self._on_left,
             HungUp: self._on_hung_up,
             Dead: self._on_dead,
+            Report: self._on_report,
         }
 
     def start(self) -> None:
@@ -154,6 +160,19 @@ class Watcher:
             return
         # Where the program is now: what is agreed before this is read may serve it.
         self._put(Request(kind, cause, exit_code, at=self._gate.number))
+
+    def ask(self) -> None:
+        """Ask the other replicas what they have counted; returns at once."""
+        self._put(Report(self._rank, None, self._counts()))
+
+    def reports(self) -> dict[int, list[int] | None]:
+        """Return what each other replica has last answered, None if it has not yet.
+
+        Those that have left the job are left out.
+        """
+        answers = {r: self._reports.get(r) for r in range(self._world_size)}
+        del answers[self._rank]
+        return {rank: each for rank, each in answers.items() if each != []}
 
     def note_saved(self, interval: float) -> None:
         """Let the next checkpoint by time come so many seconds after this one."""
@@ -393,6 +412,21 @@ class Watcher:
             self._clock.exit_stuck(lost.why, self._stuck_seconds)
         else:
             self._lost = lost._replace(look_at=now + self._stuck_seconds)
+
+    def _on_report(self, report: Report) -> None:
+        if report.rank != self._rank and report.to in (None, self._rank):
+            self._reports[report.rank] = report.counts
+            if report.to is None:
+                self._on_report(Report(self._rank, report.rank, self._counts()))
+        if self._coordinator is None:
+            if report.rank == self._rank:
+                self._send({0}, report)
+            return
+        known = self._present if report.to is None else {report.to}
+        self._send(known - {0, report.rank}, report)
+        for rank in range(self._world_size if report.to is None else 0):
+            if rank not in self._present:
+                self._on_report(Report(rank, report.rank, []))
 
     # Mail.
 

@@ -13,6 +13,7 @@ from elasticrun import (
     AdaptiveDataParallel,
     ElasticRunError,
 )
+from elasticrun.job.current import current_job
 from elasticrun.parallel.weighing import Weighing
 from tests.parallel.training import backward, linear, loader
 from tests.support.data import Numbers
@@ -29,6 +30,9 @@ class Sum:
         self.own = own
         self.is_awaited = False
 
+    def is_completed(self) -> bool:
+        return True
+
     def wait(self) -> None:
         self.is_awaited = True
         self.own *= 2
@@ -39,11 +43,13 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> list[Sum]:
     """Return a list that gets what is sent."""
     sent: list[Sum] = []
 
-    def all_reduce(own: Tensor, *, async_op: bool) -> Sum:
+    def all_reduce(own: Tensor, *, group: object, async_op: bool) -> Sum:
+        assert group == "of its own"
         sent.append(Sum(own, async_op=async_op))
         return sent[-1]
 
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    monkeypatch.setattr(torch.distributed, "new_group", lambda **_: "of its own")
     return sent
 
 
@@ -51,7 +57,7 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> list[Sum]:
 def test_a_count_is_one_number_a_step_that_the_backward_pass_waits_for(
     sums: list[Sum], size: int | None
 ) -> None:
-    weighing = Weighing(2)
+    weighing = Weighing(2, current_job().in_step)
     loader = AdaptiveDataLoader(Numbers(8), 4, max_local_batch_size=size)
     weight = torch.ones((), requires_grad=True)
     num_micro_batches = 1 if size is None else 2
@@ -67,7 +73,7 @@ def test_a_count_is_one_number_a_step_that_the_backward_pass_waits_for(
 
 
 def test_what_is_weighed_without_a_count_sends_nothing(sums: list[Sum]) -> None:
-    weighing = Weighing(2)
+    weighing = Weighing(2, current_job().in_step)
     weight = torch.ones((), requires_grad=True)
     for _ in AdaptiveDataLoader(Numbers(8), 4, max_local_batch_size=2):
         for reduction in ("mean", "sum"):

@@ -1,4 +1,4 @@
-"""ER305, ER308, ER309, ER312, ER313: what depends on how a step's batch is cut."""
+"""ER305, ER308, ER309, ER312 to ER315: what depends on how a step's batch is cut."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import ast
 import re
 from collections.abc import Iterator
 
+from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
-from elasticrun.lint.graph import Spot, Step
+from elasticrun.lint.graph import Guard, Spot, Step
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
 from elasticrun.lint.values import Arguments, Value
@@ -31,6 +32,14 @@ ER312 = Rule(
 ER313 = Rule(
     "ER313 W sum of all replicas divided by the number of batches",
     help="add up sums over samples, and divide by loader.num_samples",
+)
+ER314 = Rule(
+    "ER314 W weigh under a condition that depends on the batch",
+    help="call it in each batch, with count=0 and a sum divided by max(count, 1)",
+)
+ER315 = Rule(
+    "ER315 W backward pass under a condition that depends on the batch",
+    help="let all replicas decide it: all_reduce the value first",
 )
 
 
@@ -158,6 +167,50 @@ def _quotients(program: Walked) -> Iterator[Finding]:
         yield program.finding(ER313, event, message)
 
 
+def _left_out(program: Walked) -> Iterator[Finding]:
+    """Yield tests of a batch by which one replica alone leaves out what all must do."""
+    backward = program.events("backward")
+    counted = [
+        event
+        for event in program.events("weighed")
+        if len(event.given.args) > 1 or "count" in event.given.keywords
+    ]
+    for rule, what, events in (
+        (ER314, "model.weigh(..., count=...)", counted),
+        (ER315, "the backward pass", backward),
+    ):
+        for event in events:
+            guard = _deciding(program, event, {each.step for each in events})
+            if guard is not None and event.step.loop is not None:
+                message = (
+                    f"whether {what} at line {event.step.line} runs depends on this "
+                    "replica's part of the batch, and the other replicas wait in theirs"
+                )
+                at = Spot(guard.test, event.step)
+                yield program.finding(rule, at, message, doubts=doubts(event.step.loop))
+
+
+def _deciding(program: Walked, event: Event, alike: set[Step]) -> Guard | None:
+    """Return the test of a batch past which its loop goes on without such an event."""
+    loop = event.step.loop
+    if loop is None or not loop.is_elastic:
+        return None
+    for guard in event.step.guards[len(loop.step.guards) :]:
+        if "batch" not in guard.taints:
+            continue
+
+        def passes(step: Step, guard: Guard = guard) -> bool:
+            return step.is_in(loop) and step not in alike and guard not in step.guards
+
+        tests = (
+            e for e in program.graph.steps if getattr(e.node, "test", 0) is guard.test
+        )
+        # What raises or exits there ends the job: nobody waits.
+        if loop.step in program.graph.forward(filter(passes, tests), passes):
+            return guard
+    return None
+
+
 def _is_padded(given: Arguments) -> bool:
     """Return whether a loader may have batches with padding."""
     even, drop = given.keywords.get("even_batches"), given.keywords.get("drop_last")
@@ -165,4 +218,4 @@ def _is_padded(given: Arguments) -> bool:
     return is_even and (drop is None or drop.constant is not True)
 
 
-CHECKS = (_accumulation, _each_micro_batch, _losses, _padding, _quotients)
+CHECKS = (_accumulation, _each_micro_batch, _losses, _padding, _quotients, _left_out)

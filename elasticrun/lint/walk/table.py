@@ -287,7 +287,7 @@ _MODEL = _table(
         contiguous share_memory compile type channels_last
     """),
     (Row("set up", gives="receiver"), "requires_grad_"),
-    (Row(), "weigh"),  # which is told a loader, and does not loop over it
+    (Row("weighed"), "weigh"),  # which is told a loader, and does not loop over it
     (Row(do=methods.parameters), """
         parameters named_parameters buffers named_buffers state_dict values items
         children modules named_modules keys
