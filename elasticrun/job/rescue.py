@@ -257,11 +257,16 @@ class Rescue:
         """Record the parts of the boundaries that are kept, and what is offered."""
         parts = ",".join(f'"{kept.number}":{kept.parts}' for kept in self._kept)
         offered = "null" if offer is None else json.dumps(offer)
-        known = json.dumps(self._is_known)
+        known = "true" if self._is_known else "false"
         cells = {kept.number: kept.cell for kept in self._kept}
+        # Not by `json.dumps`, which takes longer than all else here.
+        numbers = ",".join(
+            f'"{number}":{"null" if cell is None else cell}'
+            for number, cell in cells.items()
+        )
         self._records.write(
             f'{{"parts":{{{parts}}},"offer":{offered},"is_known":{known},'
-            f'"cells":{json.dumps(cells)},"history":{self._history}}}',
+            f'"cells":{{{numbers}}},"history":{self._history}}}',
             journal,
         )
         self._cells = {cell for cell in cells.values() if cell is not None}

@@ -217,6 +217,88 @@ def test_each_state_comes_back(job: Job, make: Callable[[], Change]) -> None:
         assert saved(states) == before
 
 
+OPTIMIZERS = [
+    each
+    for each in vars(torch.optim).values()
+    if isinstance(each, type)
+    and issubclass(each, torch.optim.Optimizer)
+    and each not in (torch.optim.Optimizer, torch.optim.LBFGS)  # It wants a closure.
+]
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_each_of_torchs_optimizers_comes_back(job: Job, kind: Any) -> None:
+    sparse = kind is torch.optim.SparseAdam
+    net = nn.Embedding(4, 2, sparse=True) if sparse else nn.Linear(2, 2, bias=False)
+    own = kind(net.parameters(), lr=0.1)
+    register(optimizer=own)
+    state = state_called("optimizer")
+    net(torch.tensor([1, 2]) if sparse else torch.ones(2)).sum().backward()
+    own.step()
+    before = saved([state])
+    put_back = remember(state, is_new=True)
+    for group in own.param_groups:
+        group["lr"], group["initial_lr"] = 0.5, 0.1
+    assert saved([state]) != before
+    put_back()
+    assert saved([state]) == before
+
+
+def schedulers() -> dict[str, Callable[[torch.optim.Optimizer], Any]]:
+    of = torch.optim.lr_scheduler
+    return {
+        "LambdaLR": lambda own: of.LambdaLR(own, lambda epoch: 0.9**epoch),
+        "MultiplicativeLR": lambda own: of.MultiplicativeLR(own, lambda _: 0.9),
+        "StepLR": lambda own: of.StepLR(own, 1),
+        "MultiStepLR": lambda own: of.MultiStepLR(own, [1, 2, 2]),
+        "ConstantLR": lambda own: of.ConstantLR(own, total_iters=2),
+        "LinearLR": of.LinearLR,
+        "ExponentialLR": lambda own: of.ExponentialLR(own, 0.9),
+        "PolynomialLR": of.PolynomialLR,
+        "CosineAnnealingLR": lambda own: of.CosineAnnealingLR(own, 5),
+        "CosineAnnealingWarmRestarts": lambda own: of.CosineAnnealingWarmRestarts(
+            own, 2
+        ),
+        "CyclicLR": lambda own: of.CyclicLR(own, 0.1, 0.5, 2),
+        "OneCycleLR": lambda own: of.OneCycleLR(own, 0.5, 9),
+        "ReduceLROnPlateau": of.ReduceLROnPlateau,
+        "ChainedScheduler": lambda own: of.ChainedScheduler([of.StepLR(own, 1)]),
+        "SequentialLR": lambda own: of.SequentialLR(
+            own, [of.LinearLR(own), of.MultiStepLR(own, [2])], milestones=[1]
+        ),
+        "SWALR": lambda own: torch.optim.swa_utils.SWALR(own, 0.05, anneal_epochs=2),
+    }
+
+
+@pytest.mark.parametrize("name", schedulers())
+def test_each_of_torchs_schedulers_comes_back(job: Job, name: str) -> None:
+    own = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1, momentum=0.9)
+    scheduler = schedulers()[name](own)
+    register(scheduler=scheduler)
+    own.step()  # Or the schedulers warn.
+    states = [state_called("scheduler")]
+    before = saved(states)
+    put_back = remember(states[0], is_new=True)
+    for _ in range(2):
+        scheduler.step(*[1.0] * (name == "ReduceLROnPlateau"))
+    assert saved(states) != before
+    put_back()
+    assert saved(states) == before
+
+
+def test_all_of_torchs_schedulers_are_tried() -> None:
+    of = torch.optim.lr_scheduler
+    bases = {"LRScheduler", "_LRScheduler"}
+    names = {
+        name
+        for name, each in vars(of).items()
+        if isinstance(each, type) and name.endswith(("LR", "Restarts", "Scheduler"))
+    }
+    assert names | {"ReduceLROnPlateau", "SWALR"} == schedulers().keys() | (
+        names & bases
+    )
+
+
 def state_called(name: str) -> BaseState:
     (state,) = [each for each in current_job().states if each.name == name]
     return state

@@ -13,7 +13,7 @@ from tests.support.stage import Stage
 
 SCRIPT = Path(__file__).parents[1] / "support" / "scripts" / "mortal_programs.py"
 
-pytestmark = [pytest.mark.slow(30), pytest.mark.wide]
+pytestmark = pytest.mark.slow(30)
 
 Death = tuple[int, str, int]  # Rank, place, batch.
 
@@ -49,6 +49,7 @@ def end_of(job: Running) -> str:
     return re.findall(r"END .*", job.output)[-1]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("program", "deaths", "why_none"), CASES)
 def test_a_rescue_is_exact_or_there_is_none(
     tmp_path: Path, program: str, deaths: list[Death], why_none: str

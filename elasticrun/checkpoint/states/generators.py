@@ -196,6 +196,8 @@ class _Glance:
     def __init__(self) -> None:
         self._python = _Seen(_address_of_python(), random.getstate, _pack_python)
         self._numpy = _Seen(_address_of_numpy(), _numpy_state, _pack_numpy)
+        self._parts: list[bytes] = []  # As of the last look,
+        self._packed = b""  # and all of them.
 
     def look(self, device: torch.device) -> tuple[dict[str, Any], bytes]:
         """Return what `capture` does, and the same as bytes."""
@@ -208,15 +210,17 @@ class _Glance:
         if "cuda" in values:
             gpus[-1] = values["cuda"]
         size_of_gpu = max((each.numel() for each in gpus.values()), default=0)
-        packed = [
+        parts = [
             self._python.packed,
             self._numpy.packed,
             _SIZES.pack(values["torch"].numel(), size_of_gpu),
             values["torch"].numpy().tobytes(),
         ]
         for number, state in gpus.items():
-            packed += [_GPU.pack(number), state.numpy().tobytes()]
-        return values, b"".join(packed)
+            parts += [_GPU.pack(number), state.numpy().tobytes()]
+        if parts != self._parts:  # Else it is the same object, as is told at once.
+            self._parts, self._packed = parts, b"".join(parts)
+        return values, self._packed
 
 
 class _Seen:
