@@ -25,7 +25,7 @@ logger = Logger(__name__)
 STRIDE = 512  # Samples from one mark to the next.
 _NUM_THREADS = 8
 _BAR_AFTER_SECONDS = 2.0
-_has_failed = False  # So that one warning tells of a full disk.
+_failed: set[Path] = set()  # So that one warning tells of a full disk.
 
 
 class Scan(NamedTuple):
@@ -148,15 +148,14 @@ def write_scan(directory: Path, stream: Stream, scan: Scan) -> None:
 
     Without it the stream is counted again at the next start, so training goes on.
     """
-    global _has_failed
     data = io.BytesIO()
     np.savez(data, stamp=stream.stamp, name=stream.name, **scan._asdict())
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write_anew(directory / stream.file_name, data.getvalue())
     except OSError as error:
-        if not _has_failed:
-            _has_failed = True
+        if directory not in _failed:
+            _failed.add(directory)
             logger.warning(
                 "%s cannot keep the lengths of streams: %s. They are counted again at "
                 "each start. Make room there, or make it writable.",
