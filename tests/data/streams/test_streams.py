@@ -378,7 +378,7 @@ def test_uneven_shares_are_told(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_trace_names_its_file_on_a_full_disk(tmp_path: Path) -> None:
     trace = Trace(str(tmp_path), generation=3, rank=0, world_size=1)
-    where = {"epoch": 0, "loop": 0, "batch": 0, "micro": 0, "num_valid": 1}
+    where: Any = {"epoch": 0, "loop": 0, "batch": 0, "micro": 0, "num_valid": 1}
     with limited_files(10), pytest.raises(OSError, match=r"3-0\.jsonl"):
         trace.write(indices=[0], **where)
     trace.close()
