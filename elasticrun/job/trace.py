@@ -61,7 +61,11 @@ class Trace:
             **({"inside": inside} if inside else {}),
             **({} if member is None else {"member": member}),
         }
-        self._file.write(json.dumps(line) + "\n")
+        try:
+            self._file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            error.filename = self._file.name  # A full disk names none.
+            raise
 
     def close(self) -> None:
         """Close the file."""

@@ -29,6 +29,7 @@ from elasticrun.launcher.options import (
     OptionError,
     Options,
     Program,
+    check_name,
     make_program,
     options_of_torchrun,
     parse_hang_timeout,
@@ -146,6 +147,7 @@ def _check(arguments: argparse.Namespace, nodes: NodeSettings | None) -> None:
 
 
 def _checkpoint_place(text: str) -> Place:
+    check_name(os.path.abspath(text))
     try:
         return storage_at(text).place
     except (CheckpointError, ValueError) as error:

@@ -326,6 +326,21 @@ def parse_seconds(name: str, text: str, *, also: str = "") -> float:
     return seconds
 
 
+def check_name(path: str) -> None:
+    """Refuse a name that messages and files of a job could not hold.
+
+    Raises:
+        OptionError: It is no UTF-8.
+    """
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise OptionError(
+            f"{path!a}: this name is no UTF-8, so it can be written neither into "
+            "messages nor into a checkpoint. Rename it."
+        ) from error
+
+
 def make_program(target: str, arguments: list[str], *, is_module: bool) -> Program:
     """Return the program of a command line.
 
@@ -342,6 +357,7 @@ def make_program(target: str, arguments: list[str], *, is_module: bool) -> Progr
             f"{target}: there is no such script. To run a module, put -m before it."
         )
     folder = os.path.dirname(os.path.realpath(target))
+    check_name(f"{folder}/{target}")
     return Program("script", target, tuple(arguments), (folder,))
 
 

@@ -30,6 +30,7 @@ from elasticrun import (
     remaining_epochs_until,
     save_all_states,
 )
+from elasticrun.checkpoint.files.recorded import read_end
 from elasticrun.launcher.lock import locked
 from elasticrun.launcher.options import OptionError
 from tests.checkpoint.inspection.running import run
@@ -234,3 +235,14 @@ def test_an_archive_of_a_program_is_shown_as_bytes(tmp_path: Path) -> None:
     assert run(tmp_path, "diff", 1, 2, "scripted").code in (0, 1)
     said = run(tmp_path, "export", 2, tmp_path / "x.pt", "--state", "scripted")
     assert "holds no tensors" in said.errors
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_file_of_another_user_is_not_taken(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.touch()
+    os.chown(path, 12345, 12345)
+    with pytest.raises(ValueError, match="belongs to user 12345, neither to this one"):
+        read_end(path, 10)
+    os.chown(tmp_path, 12345, 12345)  # As where a file server maps users.
+    assert read_end(path, 10) == b""

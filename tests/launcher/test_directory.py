@@ -79,4 +79,6 @@ def test_a_directory_in_use_is_not_moved(tmp_path: Path) -> None:
         holder.communicate()
     assert directory.move_aside(own) == tmp_path / "own.old-1"
     commit(own, 1)
+    for name in ("streams", "log-files"):  # What jobs keep beside checkpoints.
+        (own / name).mkdir()
     assert directory.move_aside(own) == tmp_path / "own.old-2"

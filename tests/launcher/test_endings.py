@@ -97,3 +97,34 @@ def test_what_a_program_has_left_is_finalized(
     for name in ("weak", "tracked", "tracked_by_helper"):
         assert (stage.root / name).exists(), f"{name}\n{job.events}"
     assert "Exception ignored" not in job.events
+
+
+MISTAKEN = """
+import argparse
+import torch
+from elasticrun import AdaptiveDataLoader, remaining_epochs_until, request_stop
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int)
+size = parser.parse_args().batch_size
+train = AdaptiveDataLoader(list(range(40)), batch_size=size)
+for epoch in remaining_epochs_until(2):
+    for batch in train:  # Here it goes wrong.
+        request_stop()
+"""
+
+
+def test_a_mistake_of_the_user_is_said_once_with_the_line(stage: Stage) -> None:
+    script = stage.root / "train.py"
+    script.write_text(MISTAKEN)
+    options = ("--replicas", 2, "--")
+    with running(stage, *options, "--batch-size", 4, script=script) as job:
+        assert job.wait() == 75, job.events
+    with running(stage, *options, "--batch-size", 8, script=script) as job:
+        assert job.wait() == 1, job.events
+    said = job.events + job.output
+    assert said.count("CheckpointError: ") == 1, said
+    assert said.count("batch_size") == 1, said
+    assert said.count('train.py", line ') == 1, said
+    assert "elasticrun/data" not in said
+    assert "elasticrun/job" not in said

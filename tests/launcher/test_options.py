@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 
+from elasticrun.__main__ import main
 from elasticrun.launcher import environment
 from elasticrun.launcher.options import (
     OptionError,
@@ -192,3 +194,15 @@ def test_what_many_machines_cannot_have_is_refused(
     refused = elasticrun(stage, "run", *options, script)
     assert refused.returncode == 2
     assert why in refused.stderr
+
+
+def test_a_name_that_is_no_utf_8_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = os.fsdecode(b"tr\xff.py")
+    Path(name).touch()
+    Path("train.py").touch()
+    for words in ([name], ["--checkpoint-dir", name, "train.py"]):
+        assert main(["run", *words]) == 2
+        assert "tr\\udcff.py': this name is no UTF-8" in capsys.readouterr().err

@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from elasticrun.__main__ import main
-from elasticrun.checkpoint.events import FILE_NAME, EventLog, read_events
+from elasticrun.checkpoint.events import FILE_NAME, Event, EventLog, read_events
 from elasticrun.report.history import History
 
 TIME = 1_795_000_000.0
-START = {"time": TIME, "event": "start", "job": "j", "text": "t", "log_dir": "/nowhere"}
-BEGIN = {
+START: Event = {
+    "time": TIME,
+    "event": "start",
+    "job": "j",
+    "text": "t",
+    "log_dir": "/nowhere",
+}
+BEGIN: Event = {
     "time": TIME + 1,
     "event": "begin",
     "generation": 0,
@@ -23,7 +28,7 @@ BEGIN = {
     "checkpoint": None,
     "position": "epoch 0",
 }
-SAVED = {
+SAVED: Event = {
     "time": TIME + 2,
     "event": "checkpoint",
     "checkpoint": 1,
@@ -32,20 +37,20 @@ SAVED = {
     "paused": 0,
     "seconds": 0,
 }
-CRASH = {"time": TIME + 2, "event": "crash", "text": "x", "error": "x"}
-END = {"time": TIME + 9, "event": "end", "text": "finished", "code": 0}
+CRASH: Event = {"time": TIME + 2, "event": "crash", "text": "x", "error": "x"}
+END: Event = {"time": TIME + 9, "event": "end", "text": "finished", "code": 0}
 
 
-def lines(*events: dict[str, Any] | str) -> bytes:
+def lines(*events: Event | str) -> bytes:
     texts = (each if isinstance(each, str) else json.dumps(each) for each in events)
     return "".join(f"{text}\n" for text in texts).encode("utf-8", "surrogatepass")
 
 
-def without(event: dict[str, Any], *names: str) -> dict[str, Any]:
+def without(event: Event, *names: str) -> Event:
     return {key: value for key, value in event.items() if key not in names}
 
 
-ODD: list[dict[str, Any] | str] = [
+ODD: list[Event | str] = [
     *({**END, "event": kind} for kind in ([1], {"a": 1}, True, None)),
     *(
         f'{{"time": {time}, "event": "end", "text": "x", "code": 0}}'
@@ -77,8 +82,8 @@ def test_an_odd_event_is_left_out_and_the_others_are_shown(
     for number, odd in enumerate(ODD):
         folder = tmp_path / str(number)
         folder.mkdir()
-        events = [START, BEGIN, SAVED, END]
-        events.insert(2 * place, odd)  # type: ignore[arg-type]
+        events: list[Event | str] = [START, BEGIN, SAVED, END]
+        events.insert(2 * place, odd)
         (folder / FILE_NAME).write_bytes(lines(*events))
         said = str(odd)[:100]
         assert main(["status", str(folder)]) == 0, said

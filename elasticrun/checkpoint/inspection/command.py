@@ -42,7 +42,7 @@ def main(options: argparse.Namespace) -> int:
     except BrokenPipeError:  # Whoever read the output has seen enough; what a store
         raise  # raises is of another type.
     except (InspectionError, ElasticRunError, OSError, ValueError) as error:
-        sys.stderr.write(f"elasticrun: {error}\n")
+        sys.stderr.write(f"elasticrun: {_printable(str(error))}\n")
         return COULD_NOT
     return FOUND if has_found else FINE
 
@@ -54,8 +54,17 @@ def _say(lines: Iterator[str]) -> bool:
             line = next(lines)
         except StopIteration as end:  # With the number of those, or nothing.
             return bool(end.value)
-        sys.stdout.write(f"{line}\n")
+        sys.stdout.write(f"{_printable(line)}\n")
         sys.stdout.flush()
+
+
+def _printable(text: str) -> str:
+    """Return text that neither controls a terminal nor is too odd to be written."""
+    marks = (
+        each if each.isprintable() or each in "\t\n" else "\N{REPLACEMENT CHARACTER}"
+        for each in text
+    )
+    return text if text.isprintable() else "".join(marks)
 
 
 def _split(words: Sequence[str]) -> tuple[str | None, list[str]]:

@@ -100,7 +100,7 @@ class StatusLineScreen(Screen):
 
     def show_status(self, text: str) -> None:
         """Show where the job is, on one line however narrow the terminal is."""
-        columns = self._num_columns()
+        text, columns = only_colours(text), self._num_columns()
         if len(text) >= columns:
             text = f"{text[: columns - 2]}\N{HORIZONTAL ELLIPSIS}"
         self._show(text)

@@ -11,6 +11,7 @@ from torch import nn
 
 from elasticrun import register, save_all_states
 from tests.checkpoint.inspection.running import flip_byte, make_model, run, save_some
+from tests.support.full_disk import limited_files
 from tests.support.generations import run_once
 
 
@@ -88,3 +89,22 @@ def test_any_layout_is_exported_to_safetensors(tmp_path: Path) -> None:
     said = run(tmp_path / "job", "export", 1, tmp_path / "out.safetensors")
     assert said.code == 0, said.errors
     assert torch.equal(load_file(tmp_path / "out.safetensors")["weight"], net.weight)
+
+
+def test_a_full_disk_is_named_with_the_file(tmp_path: Path) -> None:
+    save_some(tmp_path / "job", 0.5)
+    target = tmp_path / "out.pt"
+    with limited_files(100):
+        said = run(tmp_path / "job", "export", 1, target)
+    assert said.code != 0
+    assert str(target) in said.errors
+    assert not target.exists()
+
+
+def test_a_name_does_nothing_to_a_terminal(tmp_path: Path) -> None:
+    odd = tmp_path / "a\x1b]0;title\x07\udcff"
+    save_some(tmp_path / "job", 0.5)
+    (tmp_path / "job").rename(odd)
+    for said in (run(odd), run(tmp_path / "b\x1b[2J")):
+        assert "\x1b" not in said.output + said.errors
+        (said.output + said.errors).encode()

@@ -256,3 +256,39 @@ def test_streams_of_another_length_in_each_epoch_are_read_uncounted(
             list(counted)
     with pytest.raises(ElasticRunError, match=r"goes on .* AdaptiveDataLoader\(Uncou"):
         list(counted)
+
+
+def test_a_planted_link_leads_no_index_elsewhere(tmp_path: Path) -> None:
+    victim, directory = tmp_path / "victim", tmp_path / "checkpoints"
+    (tmp_path / "a").write_text("x\n" * 5)
+
+    def count() -> int:
+        return TextLines([tmp_path / "a"]).scans[0].length
+
+    run_once(count, directory)
+    [index] = (directory / "streams").iterdir()
+    victim.write_bytes(index.read_bytes())
+    index.unlink()
+    index.symlink_to(victim)
+    (tmp_path / "a").write_text("x\n" * 7)
+    before = victim.read_bytes()
+    assert run_once(count, directory) == 7
+    assert victim.read_bytes() == before
+    assert not index.is_symlink()
+
+
+def test_lengths_that_cannot_be_kept_are_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = tmp_path / "checkpoints"
+    directory.mkdir()
+    (directory / "streams").touch()  # No folder can be made there.
+    for name in "abc":
+        (tmp_path / name).write_text("x\n" * 5)
+
+    def count() -> int:
+        lines = TextLines([tmp_path / name for name in "abc"])
+        return sum(scan.length for scan in lines.scans)
+
+    assert run_once(count, directory) == 15
+    assert caplog.text.count("cannot keep the lengths of streams") == 1

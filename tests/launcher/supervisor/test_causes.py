@@ -88,3 +88,9 @@ def test_a_full_memory_is_a_hint() -> None:
     assert explain_kill(3, 3) == explain_kill(None, None) == ""
     text = describe(ending(1, -9, 0.0), hint="probably by the out-of-memory killer")
     assert text.endswith("(SIGKILL): probably by the out-of-memory killer")
+
+
+def test_a_program_without_a_gpu_is_told_of_the_device() -> None:
+    asked = "RuntimeError: Found no NVIDIA driver on your system."
+    assert "elasticrun.device() is this replica's" in describe(ending(0, 1, 1.0, asked))
+    assert "device()" not in describe(ending(0, 1, 1.0, "ValueError: nan"))

@@ -158,6 +158,13 @@ def test_the_line_that_lives_fits_the_terminal() -> None:
     assert "y" * 39 not in text
 
 
+def test_the_line_that_lives_does_nothing_else_to_a_terminal() -> None:
+    screen, terminal = on_terminal(StatusLineScreen)
+    screen.show_status("job \x1b]0;title\x07at epoch 1")
+    screen.close()
+    assert "job at epoch 1" in terminal.close()
+
+
 def test_the_line_that_lives_stays_below_what_is_written() -> None:
     screen, terminal = on_terminal(StatusLineScreen)
     screen.show_status("first")
