@@ -125,6 +125,8 @@ class Job:
         self.progress = Progress(start.position)
         self._generators = Generators(self.device)
         self.register(self._generators)
+        if self._saver is not None:
+            self.register(self._replayed.anchors)
         self._schedule = Schedule(self.settings, is_saving=self._saver is not None)
         self.trace = self._open_trace()
         self._gate = Gate()
@@ -302,7 +304,8 @@ class Job:
         """
         self.states.add(state)
         state.trusts_pickle = state.name in self.settings.trust_pickle
-        is_loaded = self.load(state)
+        if is_loaded := self.load(state):
+            self._replayed.note_loaded(state)
         self._replayed.note(state)
         return is_loaded
 
@@ -374,6 +377,7 @@ class Job:
         position = self.progress.begin_loop(loader.name, start=start)
         if position is None:
             self._begin_replay()
+            self._reach_anchor()
         else:
             self.loops.begin(loader, where)
             self.loader = loader
@@ -411,6 +415,8 @@ class Job:
         self.loops.clear()
         self.loader = None
         self.progress.end_loop(is_finished=is_finished)
+        if is_finished:
+            self._reach_anchor()
 
     def end_inside(self, loader: LoopedLoader) -> None:
         """Leave a loop in the body of another one, which goes on."""
@@ -419,10 +425,18 @@ class Job:
 
     def skip_epochs(self, limit: int) -> int:
         """Walk past epochs that were finished before the restart; see `Progress`."""
+        place = self.progress.place
         epoch = self.progress.skip_epochs(limit)
         if self.progress.is_replaying:
             self._begin_replay()
+            if self.progress.place != place:
+                self._reach_anchor()
         return epoch
+
+    def end_epoch_loop(self, *, is_left: bool = False) -> None:
+        """Leave the epoch loop after an epoch, by `break` or because none remains."""
+        self.progress.end_epoch_loop(is_left=is_left)
+        self._reach_anchor()
 
     def begin_epoch(self) -> None:
         """Enter the next epoch."""
@@ -430,6 +444,10 @@ class Job:
         self._check_loop_is_over("began")
         self._moving_on(self.progress.begin_epoch)
         self.is_in_epoch = True
+        if not self.progress.is_replaying:
+            for state in (self._replayed.anchors, self._generators):
+                state.noted[True].clear()
+        self._reach_anchor()
 
     def end_epoch(self) -> None:
         """Finish the epoch, which the program has left by its end or by `break`."""
@@ -460,6 +478,18 @@ class Job:
         move()
         if was_replaying and not self.progress.is_replaying:
             self._end_replay()
+
+    def _reach_anchor(self) -> None:
+        """Note what the program sees from here on; if it is replayed, show it that."""
+        place = self.progress.place
+        if self._saver is None:
+            return
+        if not self.progress.is_replaying:
+            self._replayed.add_anchor(place)
+            self._generators.note(place)
+        elif self._replayed.is_guided:
+            self._replayed.pass_anchor(place)
+            self._generators.put_back_at(place)
 
     def _begin_replay(self) -> None:
         """Remember what replayed code may change."""
