@@ -108,6 +108,7 @@ class Job:
         self._restores_at_loop = False  # Whether states come back when it goes on.
         self.states = Registry(self.rank)
         self._replayed = ReplayedStates(self.states)
+        self._has_anchors = False  # Whether they are registered.
         self._made: dict[type[Any], Any] = {}  # By `get_or_make`.
         self._checkpoints = make_store(self.settings)
         try:
@@ -125,8 +126,6 @@ class Job:
         self.progress = Progress(start.position)
         self._generators = Generators(self.device)
         self.register(self._generators)
-        if self._saver is not None:
-            self.register(self._replayed.anchors)
         self._schedule = Schedule(self.settings, is_saving=self._saver is not None)
         self.trace = self._open_trace()
         self._gate = Gate()
@@ -444,10 +443,7 @@ class Job:
         self._check_loop_is_over("began")
         self._moving_on(self.progress.begin_epoch)
         self.is_in_epoch = True
-        if not self.progress.is_replaying:
-            for state in (self._replayed.anchors, self._generators):
-                state.noted[True].clear()
-        self._reach_anchor()
+        self._reach_anchor(is_first=True)
 
     def end_epoch(self) -> None:
         """Finish the epoch, which the program has left by its end or by `break`."""
@@ -479,12 +475,18 @@ class Job:
         if was_replaying and not self.progress.is_replaying:
             self._end_replay()
 
-    def _reach_anchor(self) -> None:
+    def _reach_anchor(self, *, is_first: bool = False) -> None:
         """Note what the program sees from here on; if it is replayed, show it that."""
         place = self.progress.place
         if self._saver is None:
             return
+        if not self._has_anchors:  # A program without loops has none.
+            self._has_anchors = True
+            self.register(self._replayed.anchors)
         if not self.progress.is_replaying:
+            if is_first:  # Of its epoch.
+                self._replayed.anchors.noted[True].clear()
+                self._generators.noted[True].clear()
             self._replayed.add_anchor(place)
             self._generators.note(place)
         elif self._replayed.is_guided:
