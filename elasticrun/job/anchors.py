@@ -49,7 +49,12 @@ class Anchors(BaseState):
 
     def remember(self) -> Callable[[], None]:
         back = [noted.remember() for noted in self.noted.values()]
-        return lambda: [each() for each in back] and None
+
+        def put_back() -> None:
+            for each in back:
+                each()
+
+        return put_back
 
     def save(self, fileobj: BinaryIO) -> None:
         save_values({key: each.encode() for key, each in self.noted.items()}, fileobj)

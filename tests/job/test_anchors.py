@@ -19,6 +19,7 @@ from elasticrun import (
     remaining_steps_until,
     request_stop,
 )
+from elasticrun.checkpoint.states.noted import Noted, put_back
 from tests.support.data import Numbers
 from tests.support.generations import run_once
 
@@ -92,3 +93,31 @@ def test_what_replayed_code_derives_and_draws_is_what_it_was(tmp_path: Path) -> 
         seen, *found = run_once(partial(script, stop_in), directory)
         assert seen == calm[stop_in:], stop_in
         assert found == end, stop_in
+
+
+def test_places_hold_what_has_changed_up_to_a_bound() -> None:
+    noted = Noted(100)
+    noted.add((0, 0, True), {"a": [1, 2], "b": "text"})
+    noted.add((0, 1, True), {"a": [1, 3], "b": "text"})
+    noted.add((0, 2, True), {"a": [1, 4], "b": "text"})
+    assert noted.encode()[1] == ((0, 1, True), {"a": [1, 3]})
+    assert noted.at((0, 1, True)) == {"a": [1, 3], "b": "text"}
+    noted.add((0, 1, True), {"a": [5], "b": "text"})  # Come to anew.
+    assert noted.at((0, 1, True)) == {"a": [5], "b": "text"}
+    assert noted.at((0, 2, True)) == {}
+    noted.add((0, 2, True), {"a": "x" * 100})
+    assert noted.is_over
+    assert noted.at((0, 0, True)) == {}
+    noted.clear()
+    assert not noted.is_over
+
+
+def test_what_does_not_fit_stays_as_it_is() -> None:
+    now = {"lr": 0.1, "betas": (0.9, 0.99), "step": torch.ones(1)}
+    for wrong in ("text", [1], {}, torch.zeros(3), None):
+        form = dict.fromkeys(now, wrong)
+        assert put_back(dict(now), form, is_free=False) == now
+    assert put_back(dict(now), {"other": 1}, is_free=False) == now
+    for wrong in ("text", [1], {}):
+        form = dict.fromkeys(now, wrong)
+        assert put_back(dict(now), form, is_free=True) == now
