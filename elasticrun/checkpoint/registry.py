@@ -15,7 +15,7 @@ from elasticrun.errors import CheckpointError, ElasticRunError, StateNameError, 
 
 # States of elasticrun itself: they come and go with settings, and lose nothing by it.
 _OWN = re.compile(
-    r"random|once|save-interval|(.+\.)?noise|loader[-.].+"
+    r"random|replay-anchors|once|save-interval|(.+\.)?noise|loader[-.].+"
     r"|accumulator.*\.epoch-\d+"
 )
 

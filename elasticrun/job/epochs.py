@@ -76,7 +76,7 @@ def _remaining_epochs(num_epochs: int, start: int) -> Iterator[int]:
             if is_left_by_break(sys._getframe().f_back):
                 with job.deferred_error.keeping():
                     job.end_epoch()
-                    job.progress.end_epoch_loop(is_left=True)
+                    job.end_epoch_loop(is_left=True)
                     job.boundary.finish_epochs()
             else:
                 job.leave_epoch()
@@ -84,7 +84,7 @@ def _remaining_epochs(num_epochs: int, start: int) -> Iterator[int]:
         job.end_epoch()
         job.boundary.reach(ends_epoch=True)
         epoch = job.progress.finished_epochs
-    job.progress.end_epoch_loop()
+    job.end_epoch_loop()
     job.boundary.finish_epochs()
 
 

@@ -110,6 +110,7 @@ class Job:
         self._restores_at_loop = False  # Whether states come back when it goes on.
         self.states = Registry(self.rank)
         self._replayed = ReplayedStates(self.states)
+        self._has_anchors = False  # Whether they are registered.
         self._made: dict[type[Any], Any] = {}  # By `get_or_make`.
         self._checkpoints = make_store(self.settings)
         try:
@@ -306,7 +307,8 @@ class Job:
         """
         self.states.add(state)
         state.trusts_pickle = state.name in self.settings.trust_pickle
-        is_loaded = self.load(state)
+        if is_loaded := self.load(state):
+            self._replayed.note_loaded(state)
         self._replayed.note(state)
         return is_loaded
 
@@ -378,6 +380,7 @@ class Job:
         position = self.progress.begin_loop(loader.name, start=start)
         if position is None:
             self._begin_replay()
+            self._reach_anchor()
         else:
             self.loops.begin(loader, where)
             self.loader = loader
@@ -415,6 +418,8 @@ class Job:
         self.loops.clear()
         self.loader = None
         self.progress.end_loop(is_finished=is_finished)
+        if is_finished:
+            self._reach_anchor()
 
     def end_inside(self, loader: LoopedLoader) -> None:
         """Leave a loop in the body of another one, which goes on."""
@@ -423,10 +428,18 @@ class Job:
 
     def skip_epochs(self, limit: int) -> int:
         """Walk past epochs that were finished before the restart; see `Progress`."""
+        place = self.progress.place
         epoch = self.progress.skip_epochs(limit)
         if self.progress.is_replaying:
             self._begin_replay()
+            if self.progress.place != place:
+                self._reach_anchor()
         return epoch
+
+    def end_epoch_loop(self, *, is_left: bool = False) -> None:
+        """Leave the epoch loop after an epoch, by `break` or because none remains."""
+        self.progress.end_epoch_loop(is_left=is_left)
+        self._reach_anchor()
 
     def begin_epoch(self) -> None:
         """Enter the next epoch."""
@@ -434,6 +447,7 @@ class Job:
         self._check_loop_is_over("began")
         self._moving_on(self.progress.begin_epoch)
         self.is_in_epoch = True
+        self._reach_anchor(is_first=True)
 
     def end_epoch(self) -> None:
         """Finish the epoch, which the program has left by its end or by `break`."""
@@ -464,6 +478,24 @@ class Job:
         move()
         if was_replaying and not self.progress.is_replaying:
             self._end_replay()
+
+    def _reach_anchor(self, *, is_first: bool = False) -> None:
+        """Note what the program sees from here on; if it is replayed, show it that."""
+        place = self.progress.place
+        if self._saver is None:
+            return
+        if not self._has_anchors:  # A program without loops has none.
+            self._has_anchors = True
+            self.register(self._replayed.anchors)
+        if not self.progress.is_replaying:
+            if is_first:  # Of its epoch.
+                self._replayed.anchors.noted[True].clear()
+                self._generators.noted[True].clear()
+            self._replayed.add_anchor(place)
+            self._generators.note(place)
+        elif self._replayed.is_guided:
+            self._replayed.pass_anchor(place)
+            self._generators.put_back_at(place)
 
     def _begin_replay(self) -> None:
         """Remember what replayed code may change."""

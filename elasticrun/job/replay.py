@@ -1,12 +1,21 @@
-"""Restores registered states at the end of a replay."""
+"""Shows replayed code what the first run saw, and restores states where it ends."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from elasticrun.checkpoint.registry import Registry
+from elasticrun.checkpoint.states.noted import (
+    Place,
+    form_of,
+    is_same,
+    put_back,
+    without,
+)
 from elasticrun.checkpoint.states.remembered import Change, Remembered
 from elasticrun.checkpoint.states.state import BaseState
+from elasticrun.job.anchors import Anchors
 
 
 class ReplayedStates:
@@ -16,12 +25,19 @@ class ReplayedStates:
     is part of it, and stays. What it changes later, in code that is replayed, has been
     done before the checkpoint was written, and is undone.
 
+    Before that, replayed code sees small values as they were: those that `Anchors` has
+    of the places that the program comes through.
+
     Args:
         states: Those that are registered, now and later.
     """
 
     def __init__(self, states: Registry) -> None:
         self._states = states
+        self.anchors = Anchors()
+        self._loaded: dict[BaseState, Any] = {}  # Forms, until the first loop.
+        self._on_purpose: dict[BaseState, tuple[Any, Any]] = {}  # Loaded, and then set.
+        self._seen: dict[str, Any] = {}  # At the last anchor that was passed.
         self._before: dict[BaseState, Remembered] | None = None
         self._load: Callable[[BaseState], None] | None = None
 
@@ -33,14 +49,59 @@ class ReplayedStates:
                 if there is none, so that large tensors stay as replayed code left them.
         """
         if self._before is None:
-            self._before, self._load = {}, load
+            self._before, self._load, self._seen = {}, load, {}
             for state in self._states:
                 self.note(state)
+                if load is not None and state in self._loaded:
+                    pair = self._loaded[state], form_of(state.current())
+                    self._on_purpose[state] = pair
+            self._loaded = {}
+
+    def note_loaded(self, state: BaseState) -> None:
+        """Note what a state has been loaded with before the first loop.
+
+        With it another one that was loaded again: see `BaseState.overwrites`.
+        """
+        target = state.overwrites
+        for each in self._states:
+            if each is state or (target is not None and each.target is target):
+                self._loaded[each] = form_of(each.current())
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether the code that is replayed is that which the anchors are of."""
+        return self._before is not None and self._load is not None
+
+    def add_anchor(self, place: Place) -> None:
+        """Note what the program sees at a place that it has come to."""
+        self._loaded = {}
+        self.anchors.add(place, self._states)
+
+    def pass_anchor(self, place: Place) -> None:
+        """Let replayed code see what the first run saw from a place on."""
+        if self.is_guided and (seen := self.anchors.noted[place[2]].at(place)):
+            self._seen = seen
+            for state in self._states:
+                self._show(state)
+
+    def _show(self, state: BaseState) -> None:
+        """Put small values back as they were at the last anchor."""
+        if state.name not in self._seen or (values := state.current()) is None:
+            return
+        form = self._seen[state.name]
+        if state in self._on_purpose:
+            form = without(form, *self._on_purpose[state])
+        is_free = state.target is None  # Objects of torch's depend on their own keys.
+        values = put_back(values, form, is_free=is_free)
+        shown = form_of(values)
+        if not is_same(form_of(state.current()), shown):  # It returned copies.
+            state.put_back(values)
 
     def note(self, state: BaseState) -> None:
         """Remember a state that is registered while code is replayed."""
         if self._before is not None and (values := state.current()) is not None:
             self._before[state] = Remembered(values)
+            self._show(state)
 
     def put_back(self) -> None:
         """Undo what has changed since; before a save, too, which would keep it."""
@@ -59,4 +120,4 @@ class ReplayedStates:
 
     def end(self) -> None:
         """Forget what was remembered: the program has moved on."""
-        self._before = None
+        self._before, self._on_purpose, self._seen = None, {}, {}

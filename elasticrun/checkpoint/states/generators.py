@@ -15,8 +15,10 @@ import torch
 
 from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.checkpoint.states.gathered import GatheredState
+from elasticrun.checkpoint.states.noted import Noted, Place, is_same
 from elasticrun.checkpoint.states.values import load_values, save_values
 
+_MOST_NOTED = 1 << 17  # Bytes of each rank's: the record for a rescue has them, too.
 _MT19937_BYTES = 2500  # 624 words and a position, as NumPy's C code has them.
 _MT19937 = struct.Struct("<625I?d")  # With the number that is kept for the next call.
 _SIZES = struct.Struct("<II")  # Of the CPU's state of torch, and of each GPU's.
@@ -41,6 +43,7 @@ class Generators(GatheredState):
         self._alike: dict[str, Any] = {}  # What a rank that derives takes over.
         self._is_sure = False  # Whether several ranks have shown that.
         self._glance = _Glance()
+        self.noted = {in_epoch: Noted(_MOST_NOTED) for in_epoch in (True, False)}
         self.seen: bytes | None = (
             None  # What `look` would have returned, by `remember`.
         )
@@ -48,9 +51,11 @@ class Generators(GatheredState):
     def save(self, fileobj: BinaryIO) -> None:
         """Write the generators as they are now, or what is yet to be restored."""
         if self._seed is not None:
-            save_values({"seed": self._seed}, fileobj)
+            values = {"seed": self._seed}
         else:
-            save_values(self._loaded or capture(self._device), fileobj)
+            values = self._loaded or capture(self._device)
+        anchors = {key: noted.encode() for key, noted in self.noted.items()}
+        save_values({**values, "anchors": anchors}, fileobj)
 
     def load(self, fileobj: BinaryIO) -> None:
         """Remember the saved generators; `restore` puts them into the process.
@@ -58,11 +63,26 @@ class Generators(GatheredState):
         They are tried on generators of no use first, so that damage shows here.
         """
         values = load_values(fileobj)
+        self._load_noted(values.pop("anchors", {}))
         self._seed = int(values["seed"]) if "seed" in values else None
         self._loaded = values if self._seed is None else None
         if self._loaded is not None:
             generators = random.Random(), np.random.RandomState(), torch.Generator()
             _apply(self._loaded, *generators)
+
+    def _load_noted(self, anchors: Any) -> None:
+        for in_epoch, noted in self.noted.items():
+            noted.decode(anchors.get(in_epoch, ()), name="random.anchors")
+
+    def note(self, place: Place) -> None:
+        """Note the generators at an anchor of the program: see `ReplayedStates`."""
+        values, _ = self._glance.look(self._device)
+        self.noted[place[2]].add(place, values)
+
+    def put_back_at(self, place: Place) -> None:
+        """Draw on as at an anchor; nothing is known of some, as after a rescue."""
+        if values := self.noted[place[2]].at(place):
+            _apply_all(values, self._device)
 
     def derive(self, parts: Sequence[bytes], rank: int) -> None:
         """Remember a seed of this rank's own: the checkpoint has nothing of it.
@@ -81,13 +101,23 @@ class Generators(GatheredState):
             and all(_digest(each.get(name)) == _digest(first[name]) for each in others)
         }
         self._is_sure = bool(others)
+        anchors = first.get("anchors", {})
+        if all(is_same(each.get("anchors", {}), anchors) for each in others):
+            self._load_noted(anchors)
 
     def remember(self) -> Callable[[], None]:
         if self._loaded is not None or self._seed is not None:
             self.seen = None
             return lambda: None  # What is yet to be restored stays as it is.
         values, self.seen = self._glance.look(self._device)
-        return lambda: _apply_all(values, self._device)
+        back = [noted.remember() for noted in self.noted.values()]
+
+        def put_back() -> None:
+            _apply_all(values, self._device)
+            for each in back:
+                each()
+
+        return put_back
 
     def look(self) -> bytes | None:
         """Return the generators as `bytes_of` takes them; None before `restore`."""

@@ -19,11 +19,11 @@ from elasticrun.checkpoint.states.module_memory import first_of
 from elasticrun.checkpoint.states.stateful import local_shard
 from elasticrun.checkpoint.states.values import SHARDED_KINDS
 
-_MOST_COPIED = 1 << 10  # Elements of a tensor or an array; most that count are small.
+MOST_COPIED = 1 << 10  # Elements of a tensor or an array; most that count are small.
 _MOST_VALUES = 1 << 14  # In one container, if not all of them are plain.
 _DEEPEST = 32  # Deeper values may contain themselves.
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
-_DICTIONARIES = frozenset({dict, OrderedDict, defaultdict, Counter})
+DICTIONARIES = frozenset({dict, OrderedDict, defaultdict, Counter})
 _ROWS = frozenset({list, tuple, deque, set, frozenset})
 # What else never changes in place; with subclasses.
 _FIXED = (
@@ -128,12 +128,12 @@ class _Tensor(_Node):
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
         self._place = _place_of(tensor)
-        is_small = not _is_sharded(tensor) and tensor.numel() <= _MOST_COPIED
+        is_small = not _is_sharded(tensor) and tensor.numel() <= MOST_COPIED
         self._copy = tensor.detach().clone() if is_small else None
         self._first = None if is_small else _first_of(tensor)
 
     def compare(self, value: Any) -> Change:
-        is_same = _is_counted(value) and _place_of(value) == self._place
+        is_same = is_counted(value) and _place_of(value) == self._place
         if self._copy is not None:
             is_same = is_same and _has(value, self._copy)
             return Change.NOTHING if is_same else Change.REMEMBERED
@@ -267,16 +267,16 @@ def _remember(value: Any, depth: int) -> Any:
         return value
     depth += 1
     if depth <= _DEEPEST:
-        if kind in _DICTIONARIES and len(value) <= _MOST_VALUES:
+        if kind in DICTIONARIES and len(value) <= _MOST_VALUES:
             return _Dictionary(value, depth)
         is_row = kind in _ROWS or (isinstance(value, tuple) and hasattr(kind, "_make"))
         if is_row and _can_be_copied(value):
             return _Row(value, depth)
         if dataclasses.is_dataclass(kind):
             return _Fields(value, depth)
-    if _is_counted(value):
+    if is_counted(value):
         return _Tensor(value)
-    if kind is np.ndarray and value.size <= _MOST_COPIED and not value.dtype.hasobject:
+    if kind is np.ndarray and value.size <= MOST_COPIED and not value.dtype.hasobject:
         return _Array(value)
     return value if _is_fixed(value) else _Unknown(value)
 
@@ -333,7 +333,7 @@ def _has(value: Any, copy: Any) -> bool:
     return torch.equal(value, copy)
 
 
-def _is_counted(value: Any) -> bool:
+def is_counted(value: Any) -> bool:
     """Return whether it is a tensor of which torch counts the changes in place."""
     is_known = type(value) in (torch.Tensor, torch.nn.Parameter) or _is_sharded(value)
     return (

@@ -1,0 +1,66 @@
+"""What a program sees of states where an epoch begins, and where a loop has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import BinaryIO
+
+from elasticrun.checkpoint.states.expected import MAPPING, check_values
+from elasticrun.checkpoint.states.noted import Noted, Place, form_of
+from elasticrun.checkpoint.states.state import BaseState
+from elasticrun.checkpoint.states.values import load_values, save_values
+from elasticrun.logger import Logger
+
+logger = Logger(__name__)
+
+_MOST_BYTES = 16 << 20
+
+
+class Anchors(BaseState):
+    """The small values of all shared states at places that a replay comes through.
+
+    Attributes:
+        noted: Those of the running epoch (True), and outside of epochs (False).
+    """
+
+    def __init__(self) -> None:
+        super().__init__("replay-anchors")
+        self.noted = {in_epoch: Noted(_MOST_BYTES) for in_epoch in (True, False)}
+        self._has_said = False
+
+    def add(self, place: Place, states: Iterable[BaseState]) -> None:
+        """Note what states are at a place."""
+        noted = self.noted[place[2]]
+        if noted.is_over:
+            return
+        values = {
+            state.name: current
+            for state in states
+            if not state.is_per_replica and (current := state.current()) is not None
+        }
+        noted.add(place, {name: form_of(each) for name, each in values.items()})
+        if noted.is_over and not self._has_said:
+            self._has_said = True
+            logger.info(
+                "an epoch has many loops, or states have many small values: what "
+                "they were between loops is not saved, and code there that is "
+                "replayed sees them as the checkpoint has them"
+            )
+
+    def remember(self) -> Callable[[], None]:
+        back = [noted.remember() for noted in self.noted.values()]
+
+        def put_back() -> None:
+            for each in back:
+                each()
+
+        return put_back
+
+    def save(self, fileobj: BinaryIO) -> None:
+        save_values({key: each.encode() for key, each in self.noted.items()}, fileobj)
+
+    def load(self, fileobj: BinaryIO) -> None:
+        values = load_values(fileobj)
+        check_values(values, MAPPING, name=self.name)
+        for in_epoch, noted in self.noted.items():
+            noted.decode(values.get(in_epoch, ()), name=self.name)

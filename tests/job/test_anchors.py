@@ -1,0 +1,123 @@
+"""Replayed code sees what the first run saw: small values of states, and draws."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from elasticrun import (
+    AdaptiveDataLoader,
+    AdaptiveDataParallel,
+    Variables,
+    generation,
+    remaining_epochs_until,
+    remaining_steps_until,
+    request_stop,
+)
+from elasticrun.checkpoint.states.noted import Noted, put_back
+from tests.support.data import Numbers
+from tests.support.generations import run_once
+
+
+class Levels(Numbers):
+    level = 0.0
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index) + self.level
+
+
+def script(stop_in: int) -> Any:
+    """Derive values from states, and draw, wherever code is replayed."""
+    torch.manual_seed(0)
+    random.seed(0)
+    net = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    model = AdaptiveDataParallel(net, optimizer, scheduler)
+    v = Variables(stage=0, rows=[], best=None)
+    data = Levels(4)
+    train = AdaptiveDataLoader(data, batch_size=2, shuffle=True, name="train")
+    valid = AdaptiveDataLoader(data, batch_size=2, name="valid")
+    seen: list[Any] = []
+
+    def body(*values: Any) -> None:
+        seen.append(values)
+        if len(seen) == stop_in and generation() == 0:
+            request_stop()
+
+    def step(x: Any, scale: float) -> None:
+        optimizer.zero_grad()
+        (model(x.reshape(-1, 1).float()).mean() * scale).backward()
+        optimizer.step()
+
+    mask = torch.rand(1).item()
+    for epoch in remaining_epochs_until(2):
+        v.stage += 1
+        data.level = 0.1 * v.stage
+        draw = torch.rand(1).item()
+        for x in train:
+            body(epoch, x.tolist(), mask, draw, optimizer.param_groups[0]["lr"])
+            torch.rand(1)
+            step(x, draw)
+        scheduler.step()
+        v.rows.append(v.stage)
+        scale, rows = optimizer.param_groups[0]["lr"], [*v.rows]
+        bias, noise, v.best = net.bias.item(), random.random(), v.stage
+        for x in valid:
+            body(epoch, x.tolist(), scale, rows, bias, noise, v.best)
+            step(x, scale)
+    v.stage += 10
+    data.level = 0.1 * v.stage
+    after = (v.stage, torch.rand(1).item(), net.bias.item())
+    for x in valid:
+        body("after", x.tolist(), after)
+        step(x, 1.0)
+    v.stage += 10
+    torch.rand(1)
+    between = (v.stage, torch.rand(1).item())
+    for number in remaining_steps_until(2):
+        body("steps", number, between)
+    return seen, net.weight.item(), v.stage, torch.rand(1).item()
+
+
+def test_what_replayed_code_derives_and_draws_is_what_it_was(tmp_path: Path) -> None:
+    calm, *end = run_once(partial(script, -1), tmp_path / "calm")
+    for stop_in in range(1, len(calm)):
+        directory = tmp_path / str(stop_in)
+        assert run_once(partial(script, stop_in), directory) is None
+        seen, *found = run_once(partial(script, stop_in), directory)
+        assert seen == calm[stop_in:], stop_in
+        assert found == end, stop_in
+
+
+def test_places_hold_what_has_changed_up_to_a_bound() -> None:
+    noted = Noted(100)
+    noted.add((0, 0, True), {"a": [1, 2], "b": "text"})
+    noted.add((0, 1, True), {"a": [1, 3], "b": "text"})
+    noted.add((0, 2, True), {"a": [1, 4], "b": "text"})
+    assert noted.encode()[1] == ((0, 1, True), {"a": [1, 3]})
+    assert noted.at((0, 1, True)) == {"a": [1, 3], "b": "text"}
+    noted.add((0, 1, True), {"a": [5], "b": "text"})  # Come to anew.
+    assert noted.at((0, 1, True)) == {"a": [5], "b": "text"}
+    assert noted.at((0, 2, True)) == {}
+    noted.add((0, 2, True), {"a": "x" * 100})
+    assert noted.is_over
+    assert noted.at((0, 0, True)) == {}
+    noted.clear()
+    assert not noted.is_over
+
+
+def test_what_does_not_fit_stays_as_it_is() -> None:
+    now = {"lr": 0.1, "betas": (0.9, 0.99), "step": torch.ones(1)}
+    for wrong in ("text", [1], {}, torch.zeros(3), None):
+        form = dict.fromkeys(now, wrong)
+        assert put_back(dict(now), form, is_free=False) == now
+    assert put_back(dict(now), {"other": 1}, is_free=False) == now
+    for wrong in ("text", [1], {}):
+        form = dict.fromkeys(now, wrong)
+        assert put_back(dict(now), form, is_free=True) == now
