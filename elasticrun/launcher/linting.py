@@ -51,7 +51,7 @@ class Linting:
     def finish(self, wakeups: int) -> None:
         """Wait for the end of the linter, but no longer than until a signal comes."""
         if self._process is not None:
-            sources = [self._process.stdout, wakeups]
+            sources: list[Any] = [self._process.stdout, wakeups]
             seconds = max(0.0, self._deadline - time.monotonic())
             if self._process.stdout in select.select(sources, [], [], seconds)[0]:
                 self._read()

@@ -125,6 +125,26 @@ TEXTS = [
         "self._step_count == 1",
         "A scheduler's first warning shows a line of elasticrun's.",
     ),
+    (
+        "torch.optim.lr_scheduler",
+        "self._schedulers = ",
+        "A damaged state within a SequentialLR crashes in a step.",
+    ),
+    (
+        "torch.optim.lr_scheduler",
+        "_schedule_phases",
+        "The saved plan of another OneCycleLR crashes behind its last step.",
+    ),
+    (
+        "torch.optim.lr_scheduler",
+        "_get_lr_called_within_step",
+        "Torch warns when a scheduler is loaded.",
+    ),
+    (
+        "torch.amp.grad_scaler",
+        "_growth_tracker",
+        "A damaged state of a GradScaler crashes in a step.",
+    ),
     ("torch._dynamo.eval_frame", '"_orig_mod"', "A compiled module has other names."),
     (
         "torch._inductor.codecache",
@@ -167,7 +187,7 @@ TEXTS = [
 
 # With an underscore, and yet documented.
 PUBLIC = {"_asdict", "_fields", "_replace", "_exit", "_current_frames", "_getframe"}
-PUBLIC |= {"_typeshed"}
+PUBLIC |= {"_make", "_typeshed"}
 # Our own, used from another folder: of a loader, and of a replica's stack.
 OURS = {"_pass", "_shares", "_run_script"}
 
