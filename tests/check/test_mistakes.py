@@ -50,12 +50,9 @@ def test_replicas_that_drift_apart_under_a_plain_ddp(tmp_path: Path) -> None:
 
 @pytest.mark.wide
 def test_a_draw_in_replayed_code(tmp_path: Path) -> None:
+    """It is what the first run drew."""
     found = check(tmp_path, "draw_between_loops.py", "--at", "1:1:1", *SMALL)
-    assert found.code == 1
-    cause = found.cause
-    assert (cause["how"], cause["name"]) == ("drawn", "random.torch")
-    assert (cause["zone"], cause["rule"]) == ("B", "ER109")
-    assert cause["line"] == found.line_of("torch.rand(())")
+    assert found.code == 0
 
 
 def test_what_a_restart_loses(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -15,11 +16,13 @@ from elasticrun import (
     AdaptiveDataParallel,
     Variables,
     generation,
+    rank,
     remaining_epochs_until,
     remaining_steps_until,
     request_stop,
 )
 from elasticrun.checkpoint.states.noted import Noted, put_back
+from elasticrun.testing import run_generation
 from tests.support.data import Numbers
 from tests.support.generations import run_once
 
@@ -33,8 +36,8 @@ class Levels(Numbers):
 
 def script(stop_in: int) -> Any:
     """Derive values from states, and draw, wherever code is replayed."""
-    torch.manual_seed(0)
-    random.seed(0)
+    torch.manual_seed(rank())
+    random.seed(rank())
     net = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
@@ -93,6 +96,21 @@ def test_what_replayed_code_derives_and_draws_is_what_it_was(tmp_path: Path) -> 
         seen, *found = run_once(partial(script, stop_in), directory)
         assert seen == calm[stop_in:], stop_in
         assert found == end, stop_in
+
+
+@pytest.mark.slow
+def test_each_of_two_replicas_sees_and_draws_what_it_had(tmp_path: Path) -> None:
+    def run(directory: str, stop_in: int) -> Any:
+        variables = {"ELASTICRUN_CHECKPOINT_DIR": str(tmp_path / directory)}
+        return run_generation(partial(script, stop_in), 2, variables=variables)
+
+    calm = run("calm", -1)
+    assert calm[0] != calm[1]
+    stop_in = len(calm[0][0]) // 2
+    assert run("stopped", stop_in) == [None, None]
+    for (seen, *end), (found, *found_end) in zip(calm, run("stopped", -1), strict=True):
+        assert found == seen[stop_in:]
+        assert found_end == end
 
 
 def test_places_hold_what_has_changed_up_to_a_bound() -> None:
