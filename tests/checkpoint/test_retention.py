@@ -278,8 +278,8 @@ def test_saves_never_take_more_than_a_hundredth(costs: list[float]) -> None:
 def test_the_job_learns_what_its_saves_cost(tmp_path: Path) -> None:
     def script() -> None:
         job = current_job()
-        auto = job._schedule._auto
-        assert auto is not None
+        auto = job._schedule._by_time
+        assert isinstance(auto, AutoInterval)
         for _ in AdaptiveDataLoader(Numbers(8), 4):
             save_all_states()
             assert len(auto._costs) > 0

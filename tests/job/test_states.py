@@ -163,7 +163,8 @@ def test_two_sets_of_variables_need_two_names(job: Job) -> None:
         StateNameError,
         match=r"the name 'variables' is taken by a _?Variables\w*\. Two states of one "
         r"name would overwrite each other in each checkpoint\. Give one of them "
-        r"another name\.",
+        r"another name; or, if this is one that is made again in each epoch, make it "
+        r"once, before the epoch loop\.",
     ):
         Variables(a=1)
 

@@ -22,6 +22,7 @@ from elasticrun.checkpoint.files.durable import open_append
 from elasticrun.checkpoint.states.metrics import MetricState, find_metrics
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.states.stateful import StatefulState, has_shards
+from elasticrun.job.anchors import Anchors
 from elasticrun.job.job import Job
 
 _BASE = "files-at-start.json"
@@ -61,6 +62,8 @@ class Recorder:
         if kind != "stop" or not self._plan.is_killed:
             flush_opened_files()
         parts = [part for state in job.states for part in state.parts()]
+        # What the job alone reads: after a restart it knows fewer places.
+        parts += [state for state in job.states if isinstance(state, Anchors)]
         states = [
             state
             for state in job.states

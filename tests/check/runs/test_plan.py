@@ -10,7 +10,7 @@ from elasticrun.check.runs.routes import RestartPlace
 
 def test_a_plan_survives_its_way_to_a_replica() -> None:
     plan = Plan(
-        "work", ("home",), "records", "checkpoints", 1,
+        "work", ("home",), ("scratch",), "records", "checkpoints", 1,
         until=RestartPlace(0, 1, 2),
     )  # fmt: skip
     assert decode_plan(plan.encode()) == plan
