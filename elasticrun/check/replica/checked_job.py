@@ -82,8 +82,14 @@ class CheckedJob(Job):
     def begin_epoch(self) -> None:
         super().begin_epoch()
         self._set_zone("A")
-        kind = "rebegin" if self.progress.is_replaying else "begin"
-        self.note(kind, epoch=self.progress.finished_epochs)
+        if not self.progress.is_replaying:
+            self.note("begin", epoch=self.progress.finished_epochs)
+
+    def _reach_anchor(self, *, is_first: bool = False) -> None:
+        # Here, since what an anchor shows is no change that replayed code has made.
+        if is_first and self.progress.is_replaying:
+            self.note("rebegin", epoch=self.progress.finished_epochs)
+        super()._reach_anchor(is_first=is_first)
 
     def end_epoch(self) -> None:
         self.note("end", epoch=self.progress.finished_epochs)

@@ -66,6 +66,7 @@ class Member:
         stack: Where its main thread was when it last printed stacks.
         has_failed_save: Whether it ended after a last save that came to nothing.
         rescued: What it has saved alone after another one's death, if it has.
+        no_rescue: Why it has not, as it said at its end.
     """
 
     rank: int
@@ -83,6 +84,7 @@ class Member:
     stack: Stack = field(default_factory=Stack)
     has_failed_save: bool = False
     rescued: str = ""
+    no_rescue: str = ""
     ending: Ending | None = None
 
 
@@ -293,7 +295,7 @@ class Generation:
         elif message["type"] == "end":
             member.has_failed_save = message["has_failed_save"]
             member.rescued = message["rescued"]
-            member.report["no_rescue"] = message["no_rescue"]
+            member.no_rescue = message["no_rescue"]
         elif message["type"] == "failed":
             self._subscriber.on_trouble()
 
