@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import typing
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -54,6 +53,7 @@ from elasticrun.job.job import Job
 from elasticrun.job.loop import NOTHING, MicroBatch
 from elasticrun.job.open_loop import LoopStart
 from elasticrun.job.trace import Trace
+from elasticrun.logger import Logger
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -63,7 +63,7 @@ else:  # Python has defaults from 3.13 on, and has no use for them.
     Sample = typing.TypeVar("Sample", covariant=True)
 
 
-logger = logging.getLogger(__name__)
+logger = Logger(__name__)
 
 
 class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
@@ -105,7 +105,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             `LengthGroups` have another order in each loop.
         batch_sampler: Global batches of any sizes, as a map from a batch's number to
             its indices: something with a length and `__getitem__`. With `shuffle` they
-            come in another order in each loop. An empty one is a step too, of padding.
+            come in another order in each loop.
         device: Where to deliver the batches. A GPU gets the next one while the program
             computes with this one (`pin_memory=True` makes the copy a fast one); it
             counts as consumed when the program has used it. What reading draws is

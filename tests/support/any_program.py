@@ -191,8 +191,7 @@ class Run:
 
     def _made(self) -> list[Any]:
         loader = self._loader
-        lists: list[list[int]] = [[0], [1, 2, 1], [], [3, 4]]
-        short = lists[1:3]
+        lists = [[0], [1, 2, 1], [3, 4]]
         return [
             loader("train", 7, 3),
             loader("extra", 7, 2, drop_last=True),
@@ -205,7 +204,7 @@ class Run:
                 name="shortest",
             ),
             CombinedLoader(
-                [loader("p", 8, {0: 3, 5: 1}), loader("q", 3, batch_sampler=short)],
+                [loader("p", 8, {0: 3, 5: 1}), loader("q", 3, batch_sampler=lists[:2])],
                 "max_size_cycle",
                 name="cycled",
             ),

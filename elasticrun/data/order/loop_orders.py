@@ -201,10 +201,8 @@ class ListedOrder:
 def _order_of_lists(lists: Lists) -> Order:
     def order(places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the indices at places of one batch."""
-        batch = lists(int(places[0]) // ListedBatches.span)
-        if batch.size == 0:  # Its padding is the first sample of all.
-            return np.zeros_like(places)
-        return batch[places % ListedBatches.span]
+        number = int(places[0]) // ListedBatches.span
+        return lists(number)[places % ListedBatches.span]
 
     return order
 

@@ -101,10 +101,11 @@ def _line_for(given: Any) -> str | None:
 
 
 def batch_at(batch_sampler: Any, number: int) -> NDArray[np.int64]:
-    """Return one of the user's batches, which may be empty.
+    """Return one of the user's batches.
 
     Raises:
         TypeError: It is no list of indices.
+        ValueError: It is empty.
     """
     batch = batch_sampler[number]
     if not hasattr(batch, "__len__"):
@@ -113,11 +114,10 @@ def batch_at(batch_sampler: Any, number: int) -> NDArray[np.int64]:
             f"{batch!r}, but a batch is a list of data-set indices. An order of single "
             "samples is given as sampler=, with a batch_size."
         )
-    if len(batch) == 0:  # Of a tensor or an array, of any type.
-        return np.empty(0, np.int64)
-    return _array_of(
-        batch, f"batch {number} of batch_sampler={type(batch_sampler).__name__}"
-    )
+    what = f"batch {number} of batch_sampler={type(batch_sampler).__name__}"
+    if len(batch) == 0:
+        raise ValueError(f"{what} is empty. Leave empty batches out.")
+    return _array_of(batch, what)
 
 
 def as_map(sampler: Any) -> Any:
