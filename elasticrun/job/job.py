@@ -486,7 +486,10 @@ class Job:
             return
         if not self._has_anchors:  # A program without loops has none.
             self._has_anchors = True
-            self.register(self._replayed.anchors)
+            if self.has_resumed:
+                self.register(self._replayed.anchors)
+            else:  # To look for them would wait for a save in flight.
+                self.states.add(self._replayed.anchors)
         if not self.progress.is_replaying:
             if is_first:  # Of its epoch.
                 self._replayed.anchors.noted[True].clear()
