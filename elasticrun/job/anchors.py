@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import BinaryIO
 
 from elasticrun.checkpoint.states.expected import MAPPING, check_values
+from elasticrun.checkpoint.states.metrics import MetricState
 from elasticrun.checkpoint.states.noted import Noted, Place, form_of
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.states.values import load_values, save_values
@@ -36,7 +37,9 @@ class Anchors(BaseState):
         values = {
             state.name: current
             for state in states
-            if not state.is_per_replica and (current := state.current()) is not None
+            if not state.is_per_replica
+            and not isinstance(state, MetricState)  # Each replica has its own part.
+            and (current := state.current()) is not None
         }
         noted.add(place, {name: form_of(each) for name, each in values.items()})
         if noted.is_over and not self._has_said:

@@ -128,6 +128,9 @@ class Job:
         self.progress = Progress(start.position)
         self._generators = Generators(self.device)
         self.register(self._generators)
+        if self.has_resumed:
+            self._has_anchors = True
+            self.register(self._replayed.anchors)
         self._schedule = Schedule(self.settings, is_saving=self._saver is not None)
         self.trace = self._open_trace()
         self._gate = Gate()
@@ -486,10 +489,7 @@ class Job:
             return
         if not self._has_anchors:  # A program without loops has none.
             self._has_anchors = True
-            if self.has_resumed:
-                self.register(self._replayed.anchors)
-            else:  # To look for them would wait for a save in flight.
-                self.states.add(self._replayed.anchors)
+            self.states.add(self._replayed.anchors)
         if not self.progress.is_replaying:
             if is_first:  # Of its epoch.
                 self._replayed.anchors.noted[True].clear()
