@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import BinaryIO
 
 from elasticrun.checkpoint.states.expected import MAPPING, check_values
-from elasticrun.checkpoint.states.metrics import MetricState
+from elasticrun.checkpoint.states.metrics import find_metrics
 from elasticrun.checkpoint.states.noted import Noted, Place, form_of
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.states.values import load_values, save_values
@@ -38,7 +38,7 @@ class Anchors(BaseState):
             state.name: current
             for state in states
             if not state.is_per_replica
-            and not isinstance(state, MetricState)  # Each replica has its own part.
+            and not find_metrics(state.target)  # Each replica has its own part.
             and (current := state.current()) is not None
         }
         noted.add(place, {name: form_of(each) for name, each in values.items()})
