@@ -59,7 +59,8 @@ FIXED = st.one_of(
 CHANGING = st.one_of(
     st.sets(FIXED, max_size=3),
     st.lists(st.floats(-1, 1), max_size=3).map(torch.tensor),
-    st.lists(st.floats(-1, 1), max_size=3).map(np.array),
+    # One without elements has nothing that could change.
+    st.lists(st.floats(-1, 1), min_size=1, max_size=3).map(np.array),
     st.dictionaries(KEYS, st.integers(0, 9), max_size=3).map(Counter),
 )
 
