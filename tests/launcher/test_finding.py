@@ -207,7 +207,8 @@ def test_a_node_is_told_to_leave_and_a_signal_after_that_hurries_nobody(
         first.process.terminate()
         stage.mark("stop-1")
         answer = leaving.result()
-    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.returncode == 0
+    assert answer.stderr == f"elasticrun: test ({first.pid}) in {stage.checkpoints}\n"
     assert answer.stdout.startswith("saving and leaving\n")
     assert first.wait() == 75
     assert "the leave command: saving at the next boundary\n" in first.events

@@ -259,6 +259,8 @@ def test_a_rescaling_that_is_taken_back_in_time_restarts_nothing(
         with preparing(job, 4) as answers:
             answer = job.ask("scale", 2)
             assert answer.returncode == 0
+            asked = f"elasticrun: test ({job.pid}) in {stage.checkpoints}\n"
+            assert answer.stderr == asked
             assert "staying at 2 replicas, not 4" in answer.stdout
             pool = ThreadPoolExecutor()
             later = pool.submit(job.ask, "scale", 3)
