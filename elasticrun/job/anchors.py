@@ -7,7 +7,8 @@ from typing import BinaryIO
 
 from elasticrun.checkpoint.states.expected import MAPPING, check_values
 from elasticrun.checkpoint.states.metrics import find_metrics
-from elasticrun.checkpoint.states.noted import Noted, Place, form_of
+from elasticrun.checkpoint.states.noted import Noted, Place
+from elasticrun.checkpoint.states.remembered import Remembered
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.states.values import load_values, save_values
 from elasticrun.logger import Logger
@@ -34,14 +35,14 @@ class Anchors(BaseState):
         noted = self.noted[place[2]]
         if noted.is_over:
             return
-        values = {
-            state.name: current
+        forms = {
+            state.name: Remembered(current).form()
             for state in states
             if not state.is_per_replica
             and not find_metrics(state.target)  # Each replica has its own part.
             and (current := state.current()) is not None
         }
-        noted.add(place, {name: form_of(each) for name, each in values.items()})
+        noted.add(place, forms)
         if noted.is_over and not self._has_said:
             self._has_said = True
             logger.info(

@@ -21,7 +21,7 @@ from elasticrun import (
     remaining_steps_until,
     request_stop,
 )
-from elasticrun.checkpoint.states.noted import Noted, put_back
+from elasticrun.checkpoint.states.noted import Noted
 from elasticrun.testing import run_generation
 from tests.support.data import Numbers
 from tests.support.generations import run_once
@@ -128,14 +128,3 @@ def test_places_hold_what_has_changed_up_to_a_bound() -> None:
     assert noted.at((0, 0, True)) == {}
     noted.clear()
     assert not noted.is_over
-
-
-def test_what_does_not_fit_stays_as_it_is() -> None:
-    now = {"lr": 0.1, "betas": (0.9, 0.99), "step": torch.ones(1)}
-    for wrong in ("text", [1], {}, torch.zeros(3), None):
-        form = dict.fromkeys(now, wrong)
-        assert put_back(dict(now), form, is_free=False) == now
-    assert put_back(dict(now), {"other": 1}, is_free=False) == now
-    for wrong in ("text", [1], {}):
-        form = dict.fromkeys(now, wrong)
-        assert put_back(dict(now), form, is_free=True) == now

@@ -15,7 +15,7 @@ import torch
 
 from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.checkpoint.states.gathered import GatheredState
-from elasticrun.checkpoint.states.noted import Noted, Place, is_same
+from elasticrun.checkpoint.states.noted import Noted, Place
 from elasticrun.checkpoint.states.values import load_values, save_values
 
 _MOST_NOTED = 1 << 17  # Bytes of each rank's: the record for a rescue has them, too.
@@ -67,22 +67,23 @@ class Generators(GatheredState):
         self._seed = int(values["seed"]) if "seed" in values else None
         self._loaded = values if self._seed is None else None
         if self._loaded is not None:
-            generators = random.Random(), np.random.RandomState(), torch.Generator()
-            _apply(self._loaded, *generators)
+            _try(self._loaded)
 
     def _load_noted(self, anchors: Any) -> None:
         for in_epoch, noted in self.noted.items():
             noted.decode(anchors.get(in_epoch, ()), name="random.anchors")
+            for place in noted.places:
+                _try(_unpack(b"".join(noted.at(place).values())))
 
     def note(self, place: Place) -> None:
         """Note the generators at an anchor of the program: see `ReplayedStates`."""
-        values, _ = self._glance.look(self._device)
-        self.noted[place[2]].add(place, values)
+        self._glance.look(self._device)
+        self.noted[place[2]].add(place, dict(enumerate(self._glance.parts)))
 
     def put_back_at(self, place: Place) -> None:
         """Draw on as at an anchor; nothing is known of some, as after a rescue."""
-        if values := self.noted[place[2]].at(place):
-            _apply_all(values, self._device)
+        if parts := self.noted[place[2]].at(place):
+            _apply_all(_unpack(b"".join(parts.values())), self._device)
 
     def derive(self, parts: Sequence[bytes], rank: int) -> None:
         """Remember a seed of this rank's own: the checkpoint has nothing of it.
@@ -102,7 +103,7 @@ class Generators(GatheredState):
         }
         self._is_sure = bool(others)
         anchors = first.get("anchors", {})
-        if all(is_same(each.get("anchors", {}), anchors) for each in others):
+        if all(each.get("anchors", {}) == anchors for each in others):
             self._load_noted(anchors)
 
     def remember(self) -> Callable[[], None]:
@@ -140,6 +141,13 @@ class Generators(GatheredState):
 
 def bytes_of(packed: bytes) -> bytes:
     """Return what `Generators.save` would have written, from what a look has seen."""
+    buffer = io.BytesIO()
+    save_values(_unpack(packed), buffer)
+    return buffer.getvalue()
+
+
+def _unpack(packed: bytes) -> dict[str, Any]:
+    """Return what `capture` had returned at a look."""
     *words, has_gauss, gauss = _MT19937.unpack_from(packed)
     python = (3, tuple(words), gauss if has_gauss else None)
     *words, has_gauss, gauss = _MT19937.unpack_from(packed, _MT19937.size)
@@ -160,9 +168,7 @@ def bytes_of(packed: bytes) -> bytes:
             values["cuda"] = state
         else:
             values.setdefault("other_gpus", {})[number] = state
-    buffer = io.BytesIO()
-    save_values(values, buffer)
-    return buffer.getvalue()
+    return values
 
 
 def _digest(value: Any) -> str:
@@ -226,7 +232,7 @@ class _Glance:
     def __init__(self) -> None:
         self._python = _Seen(_address_of_python(), random.getstate, _pack_python)
         self._numpy = _Seen(_address_of_numpy(), _numpy_state, _pack_numpy)
-        self._parts: list[bytes] = []  # As of the last look,
+        self.parts: list[bytes] = []  # As of the last look,
         self._packed = b""  # and all of them.
 
     def look(self, device: torch.device) -> tuple[dict[str, Any], bytes]:
@@ -248,8 +254,8 @@ class _Glance:
         ]
         for number, state in gpus.items():
             parts += [_GPU.pack(number), state.numpy().tobytes()]
-        if parts != self._parts:  # Else it is the same object, as is told at once.
-            self._parts, self._packed = parts, b"".join(parts)
+        if parts != self.parts:  # Else it is the same object, as is told at once.
+            self.parts, self._packed = parts, b"".join(parts)
         return values, self._packed
 
 
@@ -335,6 +341,11 @@ def _numpy_state() -> tuple[Any, ...]:
 def _apply_all(values: dict[str, Any], device: torch.device) -> None:
     _apply(values, random, np.random, torch.default_generator)
     _apply_to_gpus(values, device)
+
+
+def _try(values: dict[str, Any]) -> None:
+    """Put values into generators of no use, so that damage shows."""
+    _apply(values, random.Random(), np.random.RandomState(), torch.Generator())
 
 
 def _apply(
