@@ -40,6 +40,7 @@ RETIRED: dict[str, str] = {
     "ER102": f"counter updated from its own value in replayed code; {_UNDONE}",
     "ER103": f"saved container grows in replayed code; {_UNDONE}",
     "ER108": f"saved value multiplied or added in replayed code; {_UNDONE}",
+    "ER109": "random draw in replayed code; retired: it draws what the first run drew",
     "ER111": "logged again; retired: harmless (ER110 finds trackers that count calls)",
     "ER112": "weights saved in replayed code; retired: it found next to nothing",
     "ER201": "loop of epochs in another loop; retired: the job raises LoopOrderError",
