@@ -74,6 +74,7 @@ def script(stop_in: int) -> Any:
         for x in valid:
             body(epoch, x.tolist(), scale, rows, bias, noise, v.best)
             step(x, scale)
+        body(epoch, "end", v.stage)
     v.stage += 10
     data.level = 0.1 * v.stage
     after = (v.stage, torch.rand(1).item(), net.bias.item())

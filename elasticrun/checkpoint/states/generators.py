@@ -73,7 +73,7 @@ class Generators(GatheredState):
         for in_epoch, noted in self.noted.items():
             noted.decode(anchors.get(in_epoch, ()), name="random.anchors")
             for place in noted.places:
-                _try(_unpack(b"".join(noted.at(place).values())))
+                _try(_values_of(b"".join(noted.at(place).values())))
 
     def note(self, place: Place) -> None:
         """Note the generators at an anchor of the program: see `ReplayedStates`."""
@@ -83,7 +83,7 @@ class Generators(GatheredState):
     def put_back_at(self, place: Place) -> None:
         """Draw on as at an anchor; nothing is known of some, as after a rescue."""
         if parts := self.noted[place[2]].at(place):
-            _apply_all(_unpack(b"".join(parts.values())), self._device)
+            _apply_all(_values_of(b"".join(parts.values())), self._device)
 
     def derive(self, parts: Sequence[bytes], rank: int) -> None:
         """Remember a seed of this rank's own: the checkpoint has nothing of it.
@@ -142,12 +142,12 @@ class Generators(GatheredState):
 def bytes_of(packed: bytes) -> bytes:
     """Return what `Generators.save` would have written, from what a look has seen."""
     buffer = io.BytesIO()
-    save_values(_unpack(packed), buffer)
+    save_values(_values_of(packed), buffer)
     return buffer.getvalue()
 
 
-def _unpack(packed: bytes) -> dict[str, Any]:
-    """Return what `capture` had returned at a look."""
+def _values_of(packed: bytes) -> dict[str, Any]:
+    """Return what `capture` would have returned, from what a look has seen."""
     *words, has_gauss, gauss = _MT19937.unpack_from(packed)
     python = (3, tuple(words), gauss if has_gauss else None)
     *words, has_gauss, gauss = _MT19937.unpack_from(packed, _MT19937.size)

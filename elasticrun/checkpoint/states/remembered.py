@@ -47,6 +47,11 @@ _FIXED = (
     *(torch.dtype, datetime.tzinfo),
 )
 _MISSING: Any = object()
+# What the makers of all these raise if they are given something else.
+_ERRORS = (
+    *(TypeError, ValueError, LookupError, ArithmeticError, RuntimeError),
+    *(AttributeError, MemoryError),
+)
 
 
 class Change(enum.IntEnum):
@@ -461,7 +466,7 @@ def _read(form: Any, depth: int) -> Any:
     """Return what has a form; of what is none, that it is not known."""
     is_pair = type(form) is tuple and len(form) == 2 and type(form[0]) is str
     # As of an Enum that has lost a member since; or somebody has changed the file.
-    with suppress(TypeError, ValueError, LookupError, ArithmeticError, RuntimeError):
+    with suppress(*_ERRORS):
         if type(form) in _PLAIN or isinstance(form, np.generic):
             return decode_scalar(form)
         if is_pair and depth < 2 * _DEEPEST:
