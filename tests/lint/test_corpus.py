@@ -33,12 +33,6 @@ MISSED = {
     ("fast_style.py", 115): "total_loss.backward()",
     # No rule counts how often replicas without a batch come to a collective.
     ("nnclr_queue.py", 110): "dist.all_reduce(counts)",
-    # No mistakes any more: replayed code draws what the first run drew.
-    ("fedavg.py", 101): "chosen = np.random.choice(...)",
-    ("lightgcn/dataloader.py", 51): "users = np.random.randint(...)",
-    # Nor these: the end of the replay undoes it.
-    ("kg_transe.py", 103): "net.ent.weight.data = F.normalize(...)",
-    ("pretrain_finetune.py", 39): "target.data.copy_(source.data)",
     # No rule knows that each replica seeds its generators otherwise.
     ("sac_pendulum.py", 163): "stats.running = ... + 0.05 * episode_return",
     # ER312 knows the sums of tensors, not those of lists made of them.
