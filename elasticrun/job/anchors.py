@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import BinaryIO
 
-from elasticrun.checkpoint.states.expected import MAPPING, check_values
+from elasticrun.checkpoint.states.expected import COUNT, MAPPING, check_values
 from elasticrun.checkpoint.states.metrics import find_metrics
 from elasticrun.checkpoint.states.noted import Noted, Place
 from elasticrun.checkpoint.states.remembered import Remembered
@@ -23,16 +23,19 @@ class Anchors(BaseState):
 
     Attributes:
         noted: Those of the running epoch (True), and outside of epochs (False).
+        num_saves: How many saves the program has asked for since the last place, or
+            had when the checkpoint was written.
     """
 
     def __init__(self) -> None:
         super().__init__("replay-anchors")
         self.noted = {in_epoch: Noted(_MOST_BYTES) for in_epoch in (True, False)}
+        self.num_saves = 0
         self._has_said = False
 
     def add(self, place: Place, states: Iterable[BaseState]) -> None:
         """Note what states are at a place."""
-        noted = self.noted[place[2]]
+        noted, self.num_saves = self.noted[place[2]], 0
         if noted.is_over:
             return
         forms = {
@@ -53,18 +56,23 @@ class Anchors(BaseState):
 
     def remember(self) -> Callable[[], None]:
         back = [noted.remember() for noted in self.noted.values()]
+        num_saves = self.num_saves
 
         def put_back() -> None:
+            self.num_saves = num_saves
             for each in back:
                 each()
 
         return put_back
 
     def save(self, fileobj: BinaryIO) -> None:
-        save_values({key: each.encode() for key, each in self.noted.items()}, fileobj)
+        encoded = {key: each.encode() for key, each in self.noted.items()}
+        save_values({**encoded, "num_saves": self.num_saves}, fileobj)
 
     def load(self, fileobj: BinaryIO) -> None:
         values = load_values(fileobj)
         check_values(values, MAPPING, name=self.name)
         for in_epoch, noted in self.noted.items():
             noted.decode(values.get(in_epoch, ()), name=self.name)
+        check_values(values.get("num_saves", 0), COUNT, name=f"{self.name}.num_saves")
+        self.num_saves = values.get("num_saves", 0)

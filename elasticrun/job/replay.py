@@ -34,11 +34,15 @@ class ReplayedStates:
 
     Args:
         states: Those that are registered, now and later.
+
+    Attributes:
+        num_saves: How many saves replayed code has asked for since the last anchor.
     """
 
     def __init__(self, states: Registry) -> None:
         self._states = states
         self.anchors = Anchors()
+        self.num_saves = 0
         self._loaded: dict[BaseState, Any] = {}  # Forms, until the first loop.
         self._on_purpose: dict[BaseState, tuple[Any, Any]] = {}  # Loaded, and then set.
         self._seen: dict[str, Any] = {}  # At the last anchor that was passed.
@@ -98,10 +102,10 @@ class ReplayedStates:
         if state in self._on_purpose:
             form = without(form, *self._on_purpose[state])
         is_free = not isinstance(target, (nn.Module, Optimizer))
-        values = Remembered.of_form(form).put_back(values, is_free=is_free)
-        shown, now = (Remembered(v).form() for v in (values, state.current()))
-        if exact(shown) != exact(now) and shown[:1] == now[:1]:
-            state.put_back(values)  # It had returned copies.
+        found = Remembered.of_form(form).put_back(values, is_free=is_free)
+        shown, now = (Remembered(each).form() for each in (found, state.current()))
+        if type(found) is type(values) and exact(shown) != exact(now):
+            state.put_back(found)  # It had returned copies.
 
     def note(self, state: BaseState) -> None:
         """Remember a state that is registered while code is replayed."""
