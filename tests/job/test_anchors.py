@@ -14,17 +14,19 @@ from torch import nn
 from elasticrun import (
     AdaptiveDataLoader,
     AdaptiveDataParallel,
+    LogFile,
     Variables,
     generation,
     rank,
     remaining_epochs_until,
     remaining_steps_until,
     request_stop,
+    save_all_states,
 )
 from elasticrun.checkpoint.states.noted import Noted
 from elasticrun.testing import run_generation
 from tests.support.data import Numbers
-from tests.support.generations import run_once
+from tests.support.generations import Crash, run_once
 
 
 class Levels(Numbers):
@@ -112,6 +114,69 @@ def test_each_of_two_replicas_sees_and_draws_what_it_had(tmp_path: Path) -> None
     for (seen, *end), (found, *found_end) in zip(calm, run("stopped", -1), strict=True):
         assert found == seen[stop_in:]
         assert found_end == end
+
+
+def saving_by_hand(directory: Path, die_in: int) -> Any:
+    """Save in the middle of each zone, and go on changing what is saved."""
+    torch.manual_seed(0)
+    net = nn.Linear(2000, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    optimizer.step()  # Before the scheduler's first step, as torch wants it.
+    model = AdaptiveDataParallel(net, optimizer, scheduler)
+    v = Variables(number=0, draws=[])
+    train = AdaptiveDataLoader(Numbers(4), batch_size=2, name="train")
+    log = LogFile(directory / "log.txt")
+    moments = 0
+
+    def change(where: str) -> None:
+        nonlocal moments
+        for part in "before", "after":
+            v.number = 2 * v.number + 1
+            v.draws.append(torch.rand(1).item())
+            scheduler.step()
+            with torch.no_grad():
+                net.weight.mul_(2).add_(1)
+            log.write(f"{where} {part}\n")
+            if part == "before":
+                save_all_states()
+            moments += 1
+            if moments == die_in and generation() == 0:
+                raise Crash
+
+    def loop() -> None:
+        nonlocal moments
+        for x in train:
+            optimizer.zero_grad()
+            (model(torch.ones(1, 2000)) * x.sum()).sum().backward()
+            optimizer.step()
+            moments += 1
+            if moments == die_in and generation() == 0:
+                raise Crash
+
+    for _ in remaining_epochs_until(1):
+        for zone in "A", "B":
+            change(zone)
+            loop()
+        change("C")
+    change("D")
+    loop()
+    change("end")
+    log.flush()
+    end = (v.number, v.draws, scheduler.get_last_lr(), net.weight.sum().item())
+    return moments, end, (directory / "log.txt").read_text()
+
+
+def test_a_kill_behind_a_save_by_hand_does_not_show(tmp_path: Path) -> None:
+    def run(name: str, die_in: int) -> Any:
+        script = partial(saving_by_hand, tmp_path / name, die_in)
+        return run_once(script, tmp_path / name / "job")
+
+    num_moments, *calm = run("calm", 0)
+    for die_in in range(1, num_moments):
+        assert run(str(die_in), die_in) is None
+        _, *found = run(str(die_in), 0)
+        assert found == calm, die_in
 
 
 def test_places_hold_what_has_changed_up_to_a_bound() -> None:
