@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
+from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.checkpoint.states.gathered import GatheredState
 from elasticrun.checkpoint.states.noted import Noted, Place
@@ -82,8 +83,42 @@ class Generators(GatheredState):
 
     def put_back_at(self, place: Place) -> None:
         """Draw on as at an anchor; nothing is known of some, as after a rescue."""
-        if parts := self.noted[place[2]].at(place):
-            _apply_all(_values_of(b"".join(parts.values())), self._device)
+        if known := self.noted[place[2]].at(place):
+            self._glance.look(self._device)
+            parts = {**dict(enumerate(self._glance.parts)), **known}
+            packed = b"".join(parts[key] for key in sorted(parts))
+            _apply_all(_values_of(packed), self._device)
+
+    def load_from(self, checkpoint: Checkpoint, rank: int) -> bool:
+        """Load what the rank has saved, or derive it; return whether either could be.
+
+        A rescue knows of a dead rank no anchors. It has those of another one as far as
+        it drew like that: replicas that draw alike, as a mask, would drift apart.
+        """
+        is_there = super().load_from(checkpoint, rank)
+        if self._loaded is not None and not any(e.places for e in self.noted.values()):
+            for part in self._saved(checkpoint, rank).values():
+                if self._take_anchors(load_values(io.BytesIO(part)), self._loaded):
+                    break
+        return is_there
+
+    def _take_anchors(self, values: dict[str, Any], own: dict[str, Any]) -> bool:
+        alike = {
+            key
+            for key, name in enumerate(("python", "numpy", "", "torch"))
+            if _digest(values.get(name)) == _digest(own.get(name))
+        }
+        if len(alike) == 1 or "anchors" not in values:
+            return False
+        for in_epoch, anchors in values["anchors"].items():
+            theirs = Noted(_MOST_NOTED)
+            theirs.decode(anchors, name="random.anchors")
+            for place in theirs.places:
+                known = theirs.at(place)
+                self.noted[in_epoch].add(
+                    place, {k: known[k] for k in known if k in alike}
+                )
+        return True
 
     def derive(self, parts: Sequence[bytes], rank: int) -> None:
         """Remember a seed of this rank's own: the checkpoint has nothing of it.
