@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import BinaryIO
 
 from elasticrun.checkpoint.states.expected import COUNT, MAPPING, check_values
@@ -66,8 +67,11 @@ class Anchors(BaseState):
         return put_back
 
     def save(self, fileobj: BinaryIO) -> None:
+        self.begin_save()[0](fileobj)
+
+    def begin_save(self) -> tuple[Callable[[BinaryIO], object], bool]:
         encoded = {key: each.encode() for key, each in self.noted.items()}
-        save_values({**encoded, "num_saves": self.num_saves}, fileobj)
+        return partial(save_values, {**encoded, "num_saves": self.num_saves}), True
 
     def load(self, fileobj: BinaryIO) -> None:
         values = load_values(fileobj)
