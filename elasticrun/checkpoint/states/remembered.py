@@ -106,7 +106,7 @@ class Remembered:
 
 def form_of(values: Any) -> Any:
     """Return the form of values as they are now."""
-    return _form(_remember(values, 0, is_tracked=False))
+    return _form(_remember(values, 0, False))
 
 
 def exact(form: Any) -> bytes:
@@ -285,6 +285,7 @@ class _Container(_Node):
             if not is_alike and not (is_free and _can_be_made(self._kind)):
                 return value
             own = value if is_alike else _MISSING
+        is_free |= self._kind in (set, frozenset)
         is_row = type(parts) is list
         now, parts = _by_key(_parts_of(value) if is_alike else []), _by_key(parts)
         if not is_free:
@@ -301,11 +302,10 @@ class _Container(_Node):
         return _fill(self._kind.__new__(self._kind) if own is _MISSING else own, before)
 
 
-def _remember(value: Any, depth: int, *, is_tracked: bool = True) -> Any:
+def _remember(value: Any, depth: int, is_tracked: bool = True) -> Any:
     """Return a value that never changes in place as it is, else a node.
 
-    Args:
-        is_tracked: Whether changes are to be seen; else only the form is wanted.
+    Tracked or not: whether changes are to be seen, or only a form is wanted.
     """
     kind = type(value)
     if kind in _PLAIN:
@@ -331,11 +331,9 @@ def _remember(value: Any, depth: int, *, is_tracked: bool = True) -> Any:
 
 def _remember_all(parts: Any, depth: int, is_tracked: bool) -> Any:
     if type(parts) is list:
-        return [_remember(each, depth, is_tracked=is_tracked) for each in parts]
+        return [_remember(each, depth, is_tracked) for each in parts]
     return {
-        key: each
-        if type(each) in _PLAIN
-        else _remember(each, depth, is_tracked=is_tracked)
+        key: each if type(each) in _PLAIN else _remember(each, depth, is_tracked)
         for key, each in parts.items()
     }
 
