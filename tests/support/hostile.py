@@ -87,7 +87,7 @@ def read(save_in: int) -> None:
     for _ in remaining_epochs_until(1):
         for _ in loaders[0].batches(4):
             num_steps += 1
-            values.best += 1.5
+            values.best = 1.5 * num_steps  # Whatever it was: any value is right there.
             if num_steps == save_in:
                 _save_and_die()
         for loader in loaders[1:]:
