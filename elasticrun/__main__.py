@@ -151,10 +151,6 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--notice", metavar="aws|gcp|azure|URL",
         help="the cloud, or a URL, to ask whether this machine will be taken away; "
              "before that the job saves and leaves")  # fmt: skip
-    add("--scale-by", metavar="efficiency:SHARE|COMMAND",
-        help="choose the replicas within --replicas MIN:MAX: the most with a speedup "
-             "of SHARE times their number, or what COMMAND prints; it gets the scaling "
-             "table as JSON")  # fmt: skip
     add("-q", "--quiet", action="store_true",
         help="show only the launcher's messages; the output of processes goes to the "
              "logs")  # fmt: skip
@@ -209,9 +205,6 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
     add("--scaling", action="store_true",
         help="show how fast each number of replicas trains, by the newest "
         "checkpoint")  # fmt: skip
-    add("--worth", type=float, metavar="X",
-        help="print only the largest number of replicas whose speedup is at least X "
-             "times their number, for example 0.7")  # fmt: skip
 
 
 def _add_logs(parser: argparse.ArgumentParser) -> None:

@@ -304,7 +304,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         used, from the same boundary on, only once that is committed.
 
         So batches are a function of (seed, epoch, loop, number, recorded plan).
-        `elasticrun checkpoints plan` prints that plan, which another job can be given
+        `elasticrun checkpoints show` prints that plan, which another job can be given
         as `batch_size`. `len(loader)` follows it. Without checkpoints nothing changes.
         Learning rates follow with `AdaptiveDataParallel(..., scaling="auto")`.
 

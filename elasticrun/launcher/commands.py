@@ -13,9 +13,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from elasticrun.checkpoint.events import local_directory
+from elasticrun.checkpoint.inspection.entries import (
+    NEWEST,
+    InspectionError,
+    choose_checkpoint,
+    choose_storage,
+)
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.remote import storage_at
-from elasticrun.errors import NO_JOB, REFUSED, USAGE, CheckpointError
+from elasticrun.errors import NO_JOB, REFUSED, USAGE, CheckpointError, ElasticRunError
 from elasticrun.launcher import environment
 from elasticrun.launcher.jobs import (
     find_known_job,
@@ -112,7 +118,6 @@ def _options(arguments: argparse.Namespace) -> Options:
         is_linted=arguments.lint,
         nodes=nodes,
         notice=arguments.notice,
-        scale_by=arguments.scale_by,
         is_quiet=arguments.quiet,
         on_event=arguments.on_event,
     )
@@ -124,14 +129,6 @@ def _check(arguments: argparse.Namespace, nodes: NodeSettings | None) -> None:
             f"launch() trains on this machine alone, and PET_NNODES={arguments.nodes} "
             "says that it is one of several. Use `elasticrun run`, or set PET_NNODES=1."
         )
-    if arguments.scale_by is not None and nodes is not None:
-        raise OptionError(
-            "--scale-by with --nodes: each launcher would choose its own number of "
-            "replicas from the speed of all. Let your cluster's scheduler decide "
-            "instead, from `elasticrun status --scaling --json`."
-        )
-    if arguments.scale_by is not None and ":" not in (arguments.replicas or ""):
-        raise OptionError("--scale-by needs --replicas MIN:MAX, the bounds for it.")
     if arguments.spares and nodes is not None:
         raise OptionError(
             "--spares with --nodes: a spare starts with a number of replicas and an "
@@ -235,7 +232,7 @@ def _say_all(title: str, texts: Iterator[str]) -> None:
 def status(arguments: argparse.Namespace) -> int:
     """Show one job or all of them, or how one scales."""
     try:
-        if arguments.scaling or arguments.worth is not None:
+        if arguments.scaling:
             return _show_scaling(arguments)
         return _show_status(arguments)
     except JobError as error:
@@ -243,16 +240,18 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 def _show_scaling(arguments: argparse.Namespace) -> int:
-    """Show what each number of replicas gives, as `elasticrun checkpoints` does."""
-    from elasticrun.checkpoint.inspection import command
+    """Show what each number of replicas gives, by the newest checkpoint."""
+    from elasticrun.checkpoint.inspection.scaling import show_scaling
 
-    with find_job(arguments.job) as job:
-        words = [str(job.status["checkpoint_dir"]), "scaling"]
-    if arguments.json:
-        words.append("--json")
-    if arguments.worth is not None:
-        words += ["--worth", str(arguments.worth)]
-    return command.main(argparse.Namespace(words=words))
+    directory = find_known_job(arguments.job).directory
+    try:
+        storage = choose_storage(str(directory), configured=None)
+        checkpoint = choose_checkpoint(storage, NEWEST)
+        for line in show_scaling(checkpoint, as_json=arguments.json):
+            _say(line)
+    except (InspectionError, ElasticRunError, OSError, ValueError) as error:
+        return _fail(str(error), USAGE)
+    return 0
 
 
 def _show_status(arguments: argparse.Namespace) -> int:

@@ -122,7 +122,6 @@ class Options:
         is_linted: Whether errors that the linter finds in the script are shown.
         nodes: The machines of the job; None for this one alone.
         notice: Who says that this machine is about to be taken away, if anybody.
-        scale_by: What decides how many replicas there are, if anything does.
         is_quiet: Whether what replicas print is kept in logs, and not shown.
         on_event: A command that is told of what becomes of the job, as JSON.
     """
@@ -145,7 +144,6 @@ class Options:
     is_linted: bool = True
     nodes: NodeSettings | None = None
     notice: str | None = None
-    scale_by: str | None = None
     is_quiet: bool = False
     on_event: str | None = None
 

@@ -71,11 +71,6 @@ def run_job(options: Options) -> int:
             if options.notice is not None:
                 notices = _look_for_notices(options.notice, supervisor, console, stops)
                 stack.callback(notices.close)
-            if options.scale_by is not None:
-                from elasticrun.launcher.scaling import ScaleBy  # Few jobs need it.
-
-                scale_by = ScaleBy(options.scale_by, supervisor, console, loop)
-                stack.callback(scale_by.close)
             _keep_status_line(loop, console, book)
             script = options.program.file if options.is_linted else None
             linting = Linting(script, console, loop)

@@ -104,9 +104,7 @@ def _row(entry: Entry) -> tuple[str, ...]:
     )
 
 
-def verify(
-    storage: Storage, words: list[str], *, as_json: bool
-) -> Generator[str, None, int]:
+def verify(storage: Storage, words: list[str]) -> Generator[str, None, int]:
     """Read every byte of checkpoints and compare it with what was written.
 
     Args:
@@ -118,15 +116,11 @@ def verify(
     Returns:
         How many are damaged.
     """
-    results, num_bad = [], 0
+    num_bad = 0
     for number, problems in _problems_of(storage, words):
         num_bad += bool(problems)
-        results.append({"number": number, "problems": problems})
-        if not as_json:
-            yield f"{number}  {'bad' if problems else 'good'}"
-            yield from (f"    {problem}" for problem in problems)
-    if as_json:
-        yield json.dumps({"directory": str(storage.place), "verified": results})
+        yield f"{number}  {'bad' if problems else 'good'}"
+        yield from (f"    {problem}" for problem in problems)
     return num_bad
 
 
