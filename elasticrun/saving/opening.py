@@ -66,8 +66,6 @@ def make_store(settings: Settings) -> CheckpointStore | None:
         settings.checkpoint_dir,
         job=settings.job,
         keep=settings.keep,
-        keep_every=settings.keep_every,
-        keep_best=settings.keep_best,
     )
 
 

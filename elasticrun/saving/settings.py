@@ -16,8 +16,6 @@ from typing import Any, Literal, NamedTuple
 
 from elasticrun.checkpoint.retention import (
     parse_keep,
-    parse_keep_best,
-    parse_keep_every,
     parse_whole_number,
 )
 from elasticrun.replicas.environment import variables
@@ -196,8 +194,6 @@ class Settings:
             "off"; or "auto".
         save_every: What else makes the job save: batches, ends of epochs.
         keep: How many of the newest checkpoints stay.
-        keep_every: Checkpoints of which numbers stay for ever: its multiples.
-        keep_best: The value that is best in a checkpoint that stays, "max" or "min".
         async_save: Whether training goes on while a checkpoint is written.
         rescue: Whether a survivor saves the last boundary when a replica dies;
             "always" if also where that costs more than it may, and on GPUs.
@@ -220,12 +216,6 @@ class Settings:
         default=ONLY_BY_TIME, metadata=_read(parse_save_every, "ELASTICRUN_SAVE_EVERY")
     )
     keep: int = field(default=3, metadata=_read(parse_keep, "ELASTICRUN_KEEP"))
-    keep_every: int | None = field(
-        default=None, metadata=_read(parse_keep_every, "ELASTICRUN_KEEP_EVERY")
-    )
-    keep_best: tuple[str, str] | None = field(
-        default=None, metadata=_read(parse_keep_best, "ELASTICRUN_KEEP_BEST")
-    )
     async_save: bool = field(
         default=True, metadata=_read(parse_switch, "ELASTICRUN_ASYNC_SAVE")
     )

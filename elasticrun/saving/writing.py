@@ -279,7 +279,6 @@ class CheckpointWriter:
             torch_version=str(torch.__version__),
             elasticrun_version=version(),
             files=tuple(files),
-            values=capture.values,
         )
 
 

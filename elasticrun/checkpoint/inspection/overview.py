@@ -50,21 +50,11 @@ def list_checkpoints(storage: Storage, *, as_json: bool) -> Iterator[str]:
     yield f"{storage.place}{f', in use by {owner}' if owner else ''}"
     if entries:
         yield from columns([_HEAD, *map(_row, entries)], right=(0, 2, 3, 4))
-        yield from _say_values(entries)
     else:
         yield "no checkpoints"
     for entry in entries:
         if entry.reason:
             yield f"{entry.number} is bad: {entry.reason}"
-
-
-def _say_values(entries: list[Entry]) -> Iterator[str]:
-    """Yield the values by which a best checkpoint is told, where there are any."""
-    for entry in entries:
-        values = entry.checkpoint.manifest.values if entry.checkpoint else {}
-        if values:
-            texts = (f"{name} {value:.6g}" for name, value in values.items())
-            yield f"{entry.number} has {', '.join(texts)}"
 
 
 def _entry_values(entry: Entry) -> dict[str, Any]:

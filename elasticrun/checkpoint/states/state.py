@@ -72,7 +72,7 @@ class BaseState(ABC):
         """
 
     def values(self) -> Mapping[str, Any]:
-        """Return the values by which `keep_best` may tell the best, by their names."""
+        """Return the values of which a report shows those that are numbers."""
         return {}
 
     def checksums(self) -> Mapping[str, int]:

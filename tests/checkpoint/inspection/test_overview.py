@@ -89,11 +89,6 @@ def test_a_reader_who_has_seen_enough_is_no_error(
     assert (ended.returncode, ended.stderr) == (141, b"")  # As the shell says SIGPIPE.
 
 
-def test_the_value_of_the_best_is_listed(tmp_path: Path) -> None:
-    save_some(tmp_path, 5.0, 6.0, keep_best="accuracy:max")
-    assert "2 has variables.accuracy 6" in run(tmp_path).lines
-
-
 def test_what_is_only_named_like_a_checkpoint_is_no_checkpoint(tmp_path: Path) -> None:
     save_some(tmp_path, 1.0)
     mine = tmp_path / "checkpoint-20261122" / "weights.pt"
