@@ -213,16 +213,12 @@ def _add_logs(parser: argparse.ArgumentParser) -> None:
     add("--rank", type=int, metavar="R", help="show this rank only")
     add("--generation", type=int, metavar="G", help="default: the newest")
     add("--tail", type=int, metavar="N", help="show the last N lines of each rank")
-    add("--since", metavar="T",
-        help="show what was printed since then: 90s, 10m, 2h or 1d ago, or a time such "
-        "as 12:30")  # fmt: skip
-    add("--stderr", action="store_true", help="show only what went to stderr")
     add("-f", "--follow", action="store_true", help="continue while the job runs")
 
 
 def _add_checkpoints(commands: Any) -> None:
     """Hand on all words as they are; who can do something with them looks at them."""
-    text = "list, verify, show, compare or export checkpoints"
+    text = "list, verify, show or export checkpoints"
     parser = commands.add_parser(
         "checkpoints", help=text, add_help=False, prefix_chars="\0"
     )

@@ -312,14 +312,7 @@ def logs(arguments: argparse.Namespace) -> int:
     """Show what replicas printed."""
     from elasticrun.launcher.terminal import logs
 
-    try:
-        since = logs.parse_since(arguments.since) if arguments.since else 0.0
-    except ValueError:
-        text = f"--since {arguments.since}: give 90s, 10m, 2h, 1d, or a time"
-        return _fail(f"{text} such as 12:30 or 2026-01-31T12:30.", USAGE)
-    choice = logs.Choice(
-        arguments.generation, arguments.rank, arguments.tail, since, arguments.stderr
-    )
+    choice = logs.Choice(arguments.generation, arguments.rank, arguments.tail)
     try:
         ended = _directory_of_ended(arguments.job)
         if ended is not None:
