@@ -73,7 +73,6 @@ def _make_parser(chosen: str) -> argparse.ArgumentParser:
         ("status", "show the running jobs, or how the last one ended", _add_status),
         ("stop", "save and stop a running job", _add_stop),
         ("leave", "save, and go on without this machine", _add_job),
-        ("wait", "wait until a job ends, and exit with its exit code", _add_job),
         ("logs", "show what the replicas have printed", _add_logs),
     ):
         command = add(name, text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import re
@@ -21,12 +20,11 @@ from elasticrun.checkpoint.inspection.entries import (
 )
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.remote import storage_at
-from elasticrun.errors import NO_JOB, REFUSED, USAGE, CheckpointError, ElasticRunError
+from elasticrun.errors import NO_JOB, USAGE, CheckpointError, ElasticRunError
 from elasticrun.launcher import environment
 from elasticrun.launcher.jobs import (
     find_known_job,
     status_of_ended,
-    status_of_last,
 )
 from elasticrun.launcher.options import (
     AUTO,
@@ -185,26 +183,6 @@ def stop(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def wait(arguments: argparse.Namespace) -> int:
-    """Wait for the end of a job; return its exit code."""
-    try:
-        known = find_known_job(arguments.job)
-        if known.status is not None:
-            # It may have ended just now.
-            with contextlib.suppress(JobError), find_job(known.pid) as job:
-                job.wait()
-        code = status_of_ended(known)["code"]
-    except JobError as error:
-        return _fail(str(error), error.exit_code)
-    if code is None:
-        return _fail(
-            f"{known.name} ended unexpectedly: it was killed, or its machine is gone",
-            REFUSED,
-        )
-    _say(f"{known.name} ended with exit code {code}")
-    return int(code)
-
-
 def leave(arguments: argparse.Namespace) -> int:
     """Save and end on this node, while the others go on, and wait for its end."""
     return _follow(arguments, JobConnection.leave)
@@ -275,9 +253,10 @@ def _show_status(arguments: argparse.Namespace) -> int:
 
 
 def _say_last() -> str:
-    """Say that no job is running, and how the last one ended."""
-    last = status_of_last()
-    if last is None:
+    """Say that no job is running, and how the last one of this directory ended."""
+    try:
+        last = status_of_ended(find_known_job(None))
+    except JobError:
         return (
             "no job of this user is running; to see how one ended, give its checkpoint "
             "directory: elasticrun status DIR"

@@ -22,7 +22,6 @@ from elasticrun.launcher.supervisor.server import Server
 from elasticrun.launcher.supervisor.status import StatusBook
 from elasticrun.launcher.supervisor.supervisor import Supervisor
 from elasticrun.launcher.talk import sockets
-from elasticrun.launcher.talk.started import note_start
 from elasticrun.launcher.terminal.console import Console, open_console
 
 if TYPE_CHECKING:
@@ -54,7 +53,6 @@ def run_job(options: Options) -> int:
             loop = EventLoop()
             control = sockets.ControlSocket()
             stack.callback(control.close)
-            note_start(options.name, options.checkpoint_dir)
             supervisor = Supervisor(options, console, loop)
             keeper = EventKeeper(options, console, lambda: supervisor.is_first_node)
             stack.callback(keeper.close)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,10 @@ import pytest
 
 from elasticrun.checkpoint.events import read_events
 from tests.launcher.running import (
-    ELASTICRUN,
     elasticrun,
     run,
     running,
     scaled,
-    variables,
 )
 from tests.support.stage import Stage
 
@@ -70,13 +67,6 @@ def test_a_rescaling_and_a_stop_are_kept(stage: Stage) -> None:
         job.wait_until_held(0, 1)
         assert scaled(job, "+1").returncode == 0
         job.wait_until_held(1, 2)
-        waiting = subprocess.Popen(
-            [*ELASTICRUN, "wait", str(stage.checkpoints)],
-            env=variables(stage),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        stack.enter_context(waiting)
         assert job.ask("report", "test").stdout == "report.html\n"
         page = (stage.root / "report.html").read_text()
         assert '"state": {"text": "running", "mood": "busy"}' in page
@@ -84,10 +74,10 @@ def test_a_rescaling_and_a_stop_are_kept(stage: Stage) -> None:
         job.wait_until_said("SIGTERM: saving")
         stage.mark("stop-1")
         assert job.wait() == 143
-        assert waiting.communicate()[0] == "test ended with exit code 143\n"
-        assert waiting.returncode == 143
-    again = elasticrun(stage, "wait", stage.checkpoints)
-    assert (again.returncode, again.stdout) == (143, "test ended with exit code 143\n")
+    (ended,) = json.loads(
+        elasticrun(stage, "status", stage.checkpoints, "--json").stdout
+    )
+    assert (ended["job"], ended["code"]) == ("test", 143)
     by_kind = {event["event"]: event for event in events_of(stage)}
     rescaling = by_kind["rescaling"]
     assert (rescaling["replicas"], rescaling["target"]) == (1, 2)
