@@ -6,14 +6,12 @@ Nothing heavy is imported before it is known what is asked for.
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from elasticrun.errors import BY_SIGNAL, USAGE
 from elasticrun.launcher.script_arguments import add_script_arguments
@@ -58,14 +56,18 @@ def _open_standard_streams() -> None:
 
 
 def _make_parser(chosen: str) -> argparse.ArgumentParser:
-    parser = _Parser(prog="elasticrun", description=_DESCRIPTION)
+    # No part of an option's name: a newer version may have two that begin so.
+    parser = argparse.ArgumentParser(
+        prog="elasticrun", description=_DESCRIPTION, allow_abbrev=False
+    )
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=text, description=text)
-        command.set_defaults(parser=command)
-        return cast(argparse.ArgumentParser, command)
+        return cast(
+            argparse.ArgumentParser,
+            commands.add_parser(name, help=text, description=text, allow_abbrev=False),
+        )
 
     for name, text, add_arguments in (
         ("run", "train with a script, and restart it after crashes", _add_run),
@@ -236,38 +238,6 @@ def _lazily(module: str, function: str) -> Callable[[argparse.Namespace], int]:
         return int(getattr(import_module(module), function)(options))
 
     return call
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says which command or option is near one that there is not.
-
-    It takes no part of an option's name for the option: a newer version may have two
-    that begin so.
-    """
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(allow_abbrev=False, **kwargs)
-
-    def parse_args(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse what nobody knows, with the usage of the command that was asked."""
-        options, unknown = self.parse_known_args(*args, **kwargs)
-        if unknown:
-            asked: argparse.ArgumentParser = getattr(options, "parser", self)
-            known = re.findall(r"--[\w-]+", asked.format_help())
-            near = difflib.get_close_matches(unknown[0], known, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            asked.error(f"{unknown[0]} is no option or argument here{hint}")
-        return options
-
-    def error(self, message: str) -> NoReturn:
-        """Print the message, and exit."""
-        found = re.match(r"argument COMMAND: invalid choice: '(.*?)'", message)
-        if found is not None:
-            known = re.findall(r"'?([\w-]+)'?(?=[,)])", message)
-            near = difflib.get_close_matches(found[1], known, 1)
-            hint = f"; did you mean `elasticrun {near[0]}`?" if near else ""
-            message = f"there is no command {found[1]!r}{hint}"
-        super().error(message)
 
 
 class _Version(argparse.Action):

@@ -11,12 +11,10 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore
 
 from elasticrun.errors import AgreementError
-from elasticrun.logger import Logger
 from elasticrun.replicas.devices import choose_device
 from elasticrun.replicas.environment import (
     Environment,
     keep_gloo_on_loopback,
-    why_no_node_can_join,
 )
 from elasticrun.replicas.exchange import Exchange
 from elasticrun.replicas.gathering import gather
@@ -30,7 +28,6 @@ from elasticrun.replicas.opening_store import open_store
 from elasticrun.replicas.process_end import wait_for_threads_at_exit
 from elasticrun.replicas.store import ALL_LEAVE, LEAVING, PROCESS_GROUP, JobStore
 
-logger = Logger(__name__)
 
 _LEAVING_SECONDS = 10.0
 
@@ -119,8 +116,6 @@ def join(
         ValueError: The backend or the variables do not fit.
         AgreementError: A replica did not come.
     """
-    if environment.rank == 0 and (problem := why_no_node_can_join()):
-        logger.warning("%s", problem)
     if dist.is_initialized() and dist.get_world_size() != environment.world_size:
         environment = _as_in_group(environment)
     if environment.world_size == 1:
