@@ -28,7 +28,6 @@ from elasticrun.replicas.opening_store import open_store
 from elasticrun.replicas.process_end import wait_for_threads_at_exit
 from elasticrun.replicas.store import ALL_LEAVE, LEAVING, PROCESS_GROUP, JobStore
 
-
 _LEAVING_SECONDS = 10.0
 
 
