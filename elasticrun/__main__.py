@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
 from elasticrun.errors import BY_SIGNAL, USAGE
 from elasticrun.launcher.script_arguments import add_script_arguments
@@ -64,9 +64,8 @@ def _make_parser(chosen: str) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
-        return cast(
-            argparse.ArgumentParser,
-            commands.add_parser(name, help=text, description=text, allow_abbrev=False),
+        return commands.add_parser(
+            name, help=text, description=text, allow_abbrev=False
         )
 
     for name, text, add_arguments in (

@@ -12,7 +12,6 @@ from elasticrun.checkpoint.storage.place import Place
 from elasticrun.errors import counted
 from elasticrun.launcher import environment
 from elasticrun.launcher.modules import main_file, why_not_runnable
-from elasticrun.replicas.open_files import allow_open_files, files_of_rank_0
 from elasticrun.saving.settings import Settings
 
 AUTO = "auto"
@@ -357,31 +356,6 @@ def make_program(target: str, arguments: list[str], *, is_module: bool) -> Progr
     folder = os.path.dirname(os.path.realpath(target))
     check_name(f"{folder}/{target}")
     return Program("script", target, tuple(arguments), (folder,))
-
-
-_FILES_OF_REPLICA = 5  # Its channel, stdout, stderr, log, and what tells of its end.
-_FILES_SPARE = 25  # For callers, logs that are read, and replicas that are forked.
-
-
-def check_open_files(size: int) -> None:
-    """Refuse more replicas than there can be open files for, before anything stops.
-
-    The soft limit is raised if it is too low and the hard one lets it.
-
-    Raises:
-        OptionError: There would be too many.
-    """
-    of_others = len(os.listdir("/proc/self/fd")) + _FILES_SPARE
-    of_launcher = of_others + _FILES_OF_REPLICA * size
-    of_rank_0 = files_of_rank_0(size)
-    limit = allow_open_files(max(of_launcher, of_rank_0))
-    for who, needed in (("the launcher", of_launcher), ("rank 0", of_rank_0)):
-        if needed > limit:
-            raise OptionError(
-                f"{counted(size, 'replica')}: {who} would have about {needed} files "
-                f"open, but may have only {limit}. Raise that limit (ulimit -n) before "
-                "the start, or ask for fewer replicas."
-            )
 
 
 def check_processors(size: int, *, uses_gpus: bool) -> None:

@@ -16,13 +16,14 @@ from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.events import EventKeeper
 from elasticrun.launcher.linting import Linting
 from elasticrun.launcher.lock import locked, make_usable
-from elasticrun.launcher.options import Options, check_open_files
+from elasticrun.launcher.options import Options
 from elasticrun.launcher.stop_signals import StopSignals, signals_as_bytes
 from elasticrun.launcher.supervisor.server import Server
 from elasticrun.launcher.supervisor.status import StatusBook
 from elasticrun.launcher.supervisor.supervisor import Supervisor
 from elasticrun.launcher.talk import sockets
 from elasticrun.launcher.terminal.console import Console, open_console
+from elasticrun.replicas.open_files import raise_limit_of_open_files
 
 if TYPE_CHECKING:
     from elasticrun.launcher.notices import Notice, Notices
@@ -38,7 +39,7 @@ def run_job(options: Options) -> int:
     """
     console = open_console()
     with contextlib.closing(console):
-        check_open_files(options.replicas.initial)
+        raise_limit_of_open_files()
         _move_aside_if_fresh(options, console)
         directory.check_reachable(options.checkpoint_dir)
         if _is_finished(options, console):

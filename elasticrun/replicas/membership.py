@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore
 
-from elasticrun.errors import AgreementError
 from elasticrun.replicas.devices import choose_device
 from elasticrun.replicas.environment import (
     Environment,
@@ -19,11 +18,7 @@ from elasticrun.replicas.environment import (
 from elasticrun.replicas.exchange import Exchange
 from elasticrun.replicas.gathering import gather
 from elasticrun.replicas.links import Links, connect_all
-from elasticrun.replicas.open_files import (
-    allow_open_files,
-    files_of_rank_0,
-    largest_world,
-)
+from elasticrun.replicas.open_files import raise_limit_of_open_files
 from elasticrun.replicas.opening_store import open_store
 from elasticrun.replicas.process_end import wait_for_threads_at_exit
 from elasticrun.replicas.store import ALL_LEAVE, LEAVING, PROCESS_GROUP, JobStore
@@ -123,7 +118,7 @@ def join(
         )
         return Membership(environment, device, None, None, owns_group=False)
     if environment.rank == 0:
-        _check_open_files(environment.world_size)
+        raise_limit_of_open_files()
     wait_for_threads_at_exit()
     owns_group = not dist.is_initialized()
     store = open_store(environment)
@@ -133,18 +128,6 @@ def join(
     if owns_group:
         _start_process_group(environment, store, device, timeout=timeout)
     return Membership(environment, device, store, links, owns_group)
-
-
-def _check_open_files(world_size: int) -> None:
-    """Let rank 0 have the files that it needs, or refuse to begin without."""
-    needed = files_of_rank_0(world_size)
-    limit = allow_open_files(needed)
-    if limit < needed:
-        raise AgreementError(
-            f"rank 0 would have about {needed} files open with {world_size} replicas, "
-            f"and may have {limit}, so some of them could not join. Raise that limit "
-            f"(ulimit -n), or start at most {largest_world(limit)}."
-        )
 
 
 def _as_in_group(environment: Environment) -> Environment:

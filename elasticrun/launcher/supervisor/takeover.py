@@ -15,7 +15,6 @@ from elasticrun.launcher.options import (
     OptionError,
     Options,
     check_batch,
-    check_open_files,
     check_processors,
 )
 from elasticrun.launcher.supervisor.generation import Generation
@@ -133,7 +132,6 @@ class Takeover:
         num_running = generation.size if generation is not None else 0
         if self.is_preparing and size == num_running:
             return self._stay()
-        check_open_files(size)
         if size > self.size and not is_forced:
             self._check_use(size, generation, elsewhere)
         before, self.size = self.size, size
