@@ -34,11 +34,7 @@ class Replicas:
     most: int
 
     def check(self, number: int) -> None:
-        """Refuse a number out of bounds.
-
-        Raises:
-            OptionError: It is one.
-        """
+        """Refuse a number out of bounds."""
         if number < 1:
             raise OptionError(f"{number} replicas: give a number from 1 up.")
         if not self.least <= number <= self.most:
@@ -157,11 +153,7 @@ class Options:
 
 
 def parse_replicas(text: str) -> Replicas:
-    """Return what N, auto or MIN:MAX means on this machine.
-
-    Raises:
-        OptionError: `text` is none of them.
-    """
+    """Return what N, auto or MIN:MAX means on this machine."""
     # One a GPU, else one a core, up to as many as share a CPU well.
     suggested = environment.num_gpus() or min(environment.num_cores(), _MOST_CORES)
     if text in (AUTO, *_TORCHRUNS_AUTO):
@@ -257,11 +249,7 @@ def options_of_torchrun(process: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_max_restarts(text: str | None) -> int:
-    """Return a number of restarts, 3 if none is given.
-
-    Raises:
-        OptionError: `text` is no such number.
-    """
+    """Return a number of restarts, 3 if none is given."""
     text = "3" if text is None else text
     if not text.isdecimal():
         raise OptionError(f"--max-restarts {text}: give 0 or more.")
@@ -269,11 +257,7 @@ def parse_max_restarts(text: str | None) -> int:
 
 
 def parse_hang_timeout(text: str) -> float | str | None:
-    """Return seconds, "auto", or None for "off".
-
-    Raises:
-        OptionError: `text` is none of them.
-    """
+    """Return seconds, "auto", or None for "off"."""
     if text == AUTO:
         return AUTO
     if text == "off":
@@ -309,11 +293,7 @@ def read_settings(
 
 
 def parse_seconds(name: str, text: str, *, also: str = "") -> float:
-    """Return a number of seconds above 0.
-
-    Raises:
-        OptionError: `text` is no such number.
-    """
+    """Return a number of seconds above 0."""
     try:
         seconds = float(text)
     except ValueError:

@@ -41,11 +41,7 @@ ONLY_BY_TIME = SaveEvery()
 def parse_checkpoint_dir(
     value: str | os.PathLike[str], *, setting: str
 ) -> str | os.PathLike[str]:
-    """Return where checkpoints are kept: the path of a directory, or a URL.
-
-    Raises:
-        ValueError: `value` is something else.
-    """
+    """Return where checkpoints are kept: the path of a directory, or a URL."""
     if not isinstance(value, (str, os.PathLike)):
         raise ValueError(
             f"{setting} is {value!r}; give the path of a directory, or the URL of an "
@@ -74,11 +70,7 @@ def parse_save_interval(value: float | str, *, setting: str) -> float | Literal[
 
 
 def parse_switch(value: bool | str, *, setting: str) -> bool:
-    """Return whether something is on: True and False, or "on" and "off".
-
-    Raises:
-        ValueError: `value` is something else.
-    """
+    """Return whether something is on: True and False, or "on" and "off"."""
     if isinstance(value, bool):
         return value
     if value not in ("on", "off"):
@@ -90,11 +82,7 @@ def parse_switch(value: bool | str, *, setting: str) -> bool:
 
 
 def parse_rescue(value: bool | str, *, setting: str) -> bool | Literal["always"]:
-    """Return whether to be ready for a rescue: as `parse_switch`, or "always".
-
-    Raises:
-        ValueError: `value` is something else.
-    """
+    """Return whether to be ready for a rescue: as `parse_switch`, or "always"."""
     if value == "always":
         return "always"
     try:
@@ -107,11 +95,7 @@ def parse_rescue(value: bool | str, *, setting: str) -> bool | Literal["always"]
 
 
 def parse_trust_pickle(value: str | Iterable[str], *, setting: str) -> frozenset[str]:
-    """Return the names of states; one may be given as it is.
-
-    Raises:
-        ValueError: `value` is something else.
-    """
+    """Return the names of states; one may be given as it is."""
     given: Any = [value] if isinstance(value, str) else value
     names = list(given) if isinstance(given, Iterable) else [given]
     if not all(isinstance(name, str) for name in names):

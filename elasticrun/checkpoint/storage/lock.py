@@ -132,11 +132,7 @@ class DirectoryLock:
 
 
 def find_owner(directory: Path) -> OwnerProcess | None:
-    """Return who uses the directory now, without taking its lock.
-
-    Raises:
-        OSError: It cannot be told.
-    """
+    """Return who uses the directory now, without taking its lock."""
     path = directory / "lock"
     try:
         with io.FileIO(open_plain(str(path), os.O_RDONLY | os.O_CLOEXEC)) as file:
