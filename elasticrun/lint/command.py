@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import gc
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,10 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--pedantic", action="store_true", help="report hints as well")
     parser.add_argument(
-        "--diff", action="store_true",
-        help="print a patch that makes plain scripts elastic; findings go to stderr",
-    )  # fmt: skip
-    parser.add_argument(
         "--statistics", action="store_true",
         help="print how often each rule found something instead of findings",
     )  # fmt: skip
@@ -78,7 +72,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _lint(options: argparse.Namespace) -> int:
-    from elasticrun.lint.report import concise, problem_line
+    from elasticrun.lint.report import problem_line
 
     try:
         result = _result(options)
@@ -88,9 +82,6 @@ def _lint(options: argparse.Namespace) -> int:
     output = _output(result, options)
     if output:
         _say(output)
-    if options.diff:
-        for finding in result.findings:
-            _complain(concise(finding))
     for problem in result.problems:
         _complain(problem_line(problem))
     if result.problems:
@@ -117,16 +108,8 @@ def _result(options: argparse.Namespace) -> LintResult:
 
 
 def _output(result: LintResult, options: argparse.Namespace) -> str:
-    from elasticrun.lint.editing import patch
     from elasticrun.lint.report import report, statistics
-    from elasticrun.lint.rules.conversion import edits_of
 
-    if options.diff:
-        patches = ""
-        for each in result.patched:
-            edits = edits_of(ast.parse(each.text), each.text)
-            patches += patch(os.path.relpath(each.name), each.text, edits)
-        return patches.removesuffix("\n")
     if options.statistics:
         return statistics(result.findings)
     return report(result, options.format)

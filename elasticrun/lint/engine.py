@@ -44,23 +44,18 @@ class LintProblem(NamedTuple):
 
 
 class LintResult(NamedTuple):
-    """What came out of linting some paths.
-
-    Attributes:
-        patched: Plain scripts that a patch makes elastic, if nothing is yet.
-    """
+    """What came out of linting some paths."""
 
     findings: list[Finding]
     problems: list[LintProblem]
     modules: list[Module]
-    patched: list[Module]
 
 
 def lint_paths(paths: Iterable[Path], options: LintOptions | None = None) -> LintResult:
     """Lint files, and all Python files below folders."""
     project = Project()
     options = options or LintOptions()
-    result = LintResult([], [], [], [])
+    result = LintResult([], [], [])
     for path in paths:
         if not (path.is_file() or path.is_dir()):
             text = "is no file or folder. Check the path, relative to the current one."
@@ -93,7 +88,7 @@ def lint_text(
     module = Module(Path(name).absolute(), name, text)
     project = Project()
     project.modules[module.path] = module
-    return _lint(project, options or LintOptions(), LintResult([], [], [module], []))
+    return _lint(project, options or LintOptions(), LintResult([], [], [module]))
 
 
 def _lint(project: Project, options: LintOptions, result: LintResult) -> LintResult:
@@ -137,10 +132,8 @@ def _in_plain(
             if tree is None or not conversion.may_train(module.text):
                 continue
             _check_size(tree)
-            if not conversion.edits_of(tree, module.text):
+            if not conversion.edits_of(tree):
                 continue
-            if module.cells is None:  # A patch of a notebook would be one of its JSON.
-                result.patched.append(module)
             above = importers[module] if len(importers[module]) <= _SCRIPTS else []
             scripts = [each for each in _making(above) if _edits_beside(each)]
             for script in scripts or [module]:
@@ -167,7 +160,7 @@ def _making(modules: list[Module]) -> list[Module]:
 
 def _edits_beside(module: Module) -> list[Edit]:
     tree = module.parse()
-    return [] if tree is None else conversion.edits_beside(tree, module.text)
+    return [] if tree is None else conversion.edits_beside(tree)
 
 
 def _if_elastic(
