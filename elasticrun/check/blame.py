@@ -27,7 +27,7 @@ from elasticrun.check.runs.source import (
 )
 from elasticrun.lint.finding import Finding
 
-_LOST_RULES = ("ER301", "ER306", "ER302", "ER304", "ER307", "ER303", "ER305")
+_LOST_RULES = ("ER301", "ER306", "ER302", "ER304", "ER307", "ER305")
 _FILE_RULES = ("ER104", "ER106")
 _DRAW_RULES = ("ER109", "ER501")
 _LOST_RULE = "ER301"  # Where the linter has nothing.

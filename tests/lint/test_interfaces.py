@@ -96,7 +96,7 @@ def test_what_an_imported_file_does_is_said_less_loudly(tmp_path: Path) -> None:
 
 LOUD = {
     "E": """
-        ER104 ER107 ER203 ER206 ER208 ER210 ER301 ER303 ER401 ER402 ER502
+        ER104 ER107 ER203 ER206 ER208 ER210 ER301 ER401 ER402 ER502
         ER504
     """,
     "W": """

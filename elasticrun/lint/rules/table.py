@@ -17,13 +17,12 @@ from elasticrun.lint.rules import (
     states,
     steps,
     suppressions,
-    tensors,
     volatile,
 )
 
 _MODULES = (
     suppressions, conversion, files, effects, loops, volatile, left_over,
-    states, tensors, steps, ranks, data,
+    states, steps, ranks, data,
 )  # fmt: skip
 
 RULES: dict[str, Rule] = {
