@@ -42,10 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--pedantic", action="store_true", help="report hints as well")
     parser.add_argument(
-        "--statistics", action="store_true",
-        help="print how often each rule found something instead of findings",
-    )  # fmt: skip
-    parser.add_argument(
         "--stdin-filename", type=Path, default=Path("stdin.py"), metavar="PATH",
         help="with -: the name and place of what is read from standard input",
     )  # fmt: skip
@@ -72,14 +68,14 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _lint(options: argparse.Namespace) -> int:
-    from elasticrun.lint.report import problem_line
+    from elasticrun.lint.report import problem_line, report
 
     try:
         result = _result(options)
     except (ConfigurationError, SyntaxError, ValueError) as error:
         _complain(f"elasticrun lint: {error}")
         return COULD_NOT
-    output = _output(result, options)
+    output = report(result, options.format)
     if output:
         _say(output)
     for problem in result.problems:
@@ -105,14 +101,6 @@ def _result(options: argparse.Namespace) -> LintResult:
         return lint_text(decode(sys.stdin.buffer.read()), str(path), chosen)
     paths = [Path(each) for each in options.paths]
     return lint_paths(paths, _chosen(options, paths[0]))
-
-
-def _output(result: LintResult, options: argparse.Namespace) -> str:
-    from elasticrun.lint.report import report, statistics
-
-    if options.statistics:
-        return statistics(result.findings)
-    return report(result, options.format)
 
 
 def _chosen(options: argparse.Namespace, first: Path) -> LintOptions:

@@ -99,25 +99,21 @@ def _lint(project: Project, options: LintOptions, result: LintResult) -> LintRes
         if module.imported_by & walked:
             continue  # walked through already, from the script that imports it
         with _giving_up(result, module):
-            found += _in_elastic(project, options, module)
+            found += _in_elastic(project, module)
             walked.add(module.name)
     if not roots:
-        found += _in_plain(project, options, result)
+        found += _in_plain(project, result)
     result.findings.extend(_reported(found, project, options, result.modules))
     return result
 
 
-def _in_elastic(
-    project: Project, options: LintOptions, module: Module
-) -> Iterator[Finding]:
-    program = Walked(walk_through(project, options, module))
+def _in_elastic(project: Project, module: Module) -> Iterator[Finding]:
+    program = Walked(walk_through(project, module))
     for check in CHECKS:
         yield from check(program)
 
 
-def _in_plain(
-    project: Project, options: LintOptions, result: LintResult
-) -> Iterator[Finding]:
+def _in_plain(project: Project, result: LintResult) -> Iterator[Finding]:
     """Yield what makes plain scripts elastic, and what is found in them then."""
     importers: dict[Module, list[Module]] = defaultdict(list)
     for module in result.modules:
@@ -139,7 +135,7 @@ def _in_plain(
             for script in scripts or [module]:
                 if script.name not in walked:
                     walked.add(script.name)
-                    yield from _if_elastic(project, options, script, module)
+                    yield from _if_elastic(project, script, module)
 
 
 def _check_size(tree: ast.Module) -> None:
@@ -164,7 +160,7 @@ def _edits_beside(module: Module) -> list[Edit]:
 
 
 def _if_elastic(
-    project: Project, options: LintOptions, script: Module, training: Module
+    project: Project, script: Module, training: Module
 ) -> Iterator[Finding]:
     """Yield what a script and the files beside it need, and what is found in it then.
 
@@ -178,7 +174,7 @@ def _if_elastic(
             yield from conversion.findings(module, edits)
             assert module.tree is not None
             Application(edits).visit(module.tree)
-    for finding in _in_elastic(project, options, script):
+    for finding in _in_elastic(project, script):
         if finding.code != "ER002":  # Of loops without a boundary ER003 has spoken.
             yield finding
     for module in modules:
@@ -261,7 +257,7 @@ def _reported(
     for finding in found:
         if is_suppressed(finding, by_name.get(finding.path), used):
             continue
-        if not options.wants(finding.code, finding.path):
+        if not options.wants(finding.code):
             continue
         if finding.path not in asked_for and finding.code != conversion.ER003.code:
             finding = finding._replace(severity=lowered(finding.severity, 1))
@@ -270,9 +266,8 @@ def _reported(
         best = kept.setdefault(finding.order, finding)
         if SEVERITIES.index(finding.severity) < SEVERITIES.index(best.severity):
             kept[finding.order] = finding
-    for module in modules:
-        if options.wants(ER001.code, module.name):
-            for finding in unused(module, used):
-                kept[finding.order] = finding
+    for module in modules if options.wants(ER001.code) else ():
+        for finding in unused(module, used):
+            kept[finding.order] = finding
     ordered = (kept[key] for key in sorted(kept))
     return [each.in_cell(by_name[each.path].cells) for each in ordered]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,51 +20,33 @@ class LintOptions(NamedTuple):
         select: Codes or beginnings of codes to report; empty for all.
         ignore: Codes or beginnings of codes not to report.
         pedantic: Whether hints are reported.
-        idempotent: The user's functions that may be replayed.
-        non_idempotent: The user's functions that must not be replayed.
-        loaders: The user's classes that are loaders like AdaptiveDataLoader.
         exclude: Patterns of files and folders to pass over where a folder is linted.
-        per_file_ignores: Patterns of files, and the codes not to report there.
         root: The folder from which these patterns start.
     """
 
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     pedantic: bool = False
-    idempotent: tuple[str, ...] = ()
-    non_idempotent: tuple[str, ...] = ()
-    loaders: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    per_file_ignores: Mapping[str, Sequence[str]] = {}
     root: Path = Path()
 
-    def wants(self, code: str, path: str) -> bool:
-        """Return whether findings of a code are reported in a file."""
-        ignored = [*self.ignore]
-        for pattern, codes in self.per_file_ignores.items():
-            if self._is_like(Path(path), [pattern]):
-                ignored += codes
-        if code.startswith(tuple(ignored)):
-            return False
-        return not self.select or code.startswith(tuple(self.select))
+    def wants(self, code: str) -> bool:
+        """Return whether findings of a code are reported."""
+        is_selected = not self.select or code.startswith(self.select)
+        return is_selected and not code.startswith(self.ignore)
 
     def excludes(self, path: Path) -> bool:
-        """Return whether a file or folder is passed over."""
-        return self._is_like(path, self.exclude)
-
-    def _is_like(self, path: Path, patterns: Iterable[str]) -> bool:
-        """Return whether a path, or a folder above it, or a name has such a pattern."""
-        if not patterns:
+        """Return whether a path, or a folder above it, is passed over."""
+        if not self.exclude:
             return False
         whole = Path(os.path.relpath(path, self.root))
         names = {
             text for each in (whole, *whole.parents) for text in (each.name, str(each))
         }
-        return any(fnmatch(name, each) for each in patterns for name in names)
+        return any(fnmatch(name, each) for each in self.exclude for name in names)
 
 
-_LISTS = ("select", "ignore", "idempotent", "non-idempotent", "loaders", "exclude")
-_PER_FILE = "per-file-ignores"
+_LISTS = ("select", "ignore", "exclude")
 
 
 def find_pyproject(start: Path) -> Path | None:
@@ -110,12 +91,11 @@ def _options(table: dict[str, Any], path: Path) -> LintOptions:
         if not _fits(key, value):
             raise ConfigurationError(
                 f"{path}: [tool.elasticrun.lint] {key} = {value!r} is not a setting of "
-                f"the linter. Settings are {', '.join(_LISTS)}: lists of texts; "
-                f"{_PER_FILE}, a table of such lists by patterns of files; and "
+                f"the linter. Settings are {', '.join(_LISTS)}: lists of texts; and "
                 "pedantic, true or false."
             )
     values: dict[str, Any] = {
-        key.replace("-", "_"): tuple(value) if isinstance(value, list) else value
+        key: tuple(value) if isinstance(value, list) else value
         for key, value in table.items()
     }
     return LintOptions(**values)
@@ -125,13 +105,8 @@ def _fits(key: str, value: Any) -> bool:
     """Return whether a value is one for a setting of that name."""
     if key == "pedantic":
         return isinstance(value, bool)
-    if key == _PER_FILE:
-        return isinstance(value, dict) and all(map(_is_texts, value.values()))
-    return key in _LISTS and _is_texts(value)
-
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+    is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
+    return key in _LISTS and is_list
 
 
 def _parse(text: str, path: Path, *, section: str) -> Any:

@@ -1,32 +1,20 @@
-"""What other tools meet: flake8's entry point, the hook, and the voice."""
+"""What other tools meet: the hook, and the voice."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
-from elasticrun.lint import flake8
 from elasticrun.lint.engine import lint_paths, lint_text
 from elasticrun.lint.options import LintOptions
 from elasticrun.lint.rules.table import RULES
 from tests.lint.pages import PAGES, PRELUDE
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def test_flake8_finds_the_plugin() -> None:
-    (entry,) = [
-        each
-        for each in entry_points(group="flake8.extension")
-        if each.value.startswith("elasticrun.")
-    ]
-    assert entry.load() is flake8.Plugin
-    assert all(code.startswith(entry.name) for code in RULES)
 
 
 @pytest.mark.slow

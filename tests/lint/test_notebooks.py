@@ -137,15 +137,6 @@ def test_standard_input_is_linted_as_if_it_stood_in_its_file(
     assert "Expecting value" in capsys.readouterr().err
 
 
-def test_statistics_count_findings_by_rule(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for number in range(2):
-        (folder / f"{number}.py").write_text(WRONG)
-    assert run([".", "--statistics"]) == 1
-    assert capsys.readouterr().out == "    2 ER104 file appended in replayed code\n"
-
-
 @pytest.mark.parametrize(
     ("setting", "found"),
     [
@@ -153,12 +144,9 @@ def test_statistics_count_findings_by_rule(
         ('exclude = ["old"]', ["a.py"]),
         ('exclude = ["old/*.py"]', ["a.py"]),
         ('exclude = ["b.py", "deep"]', ["a.py"]),
-        ('per-file-ignores = {"old/*" = ["ER104"]}', ["a.py"]),
-        ('per-file-ignores = {"[ab].py" = ["ER1"]}', ["old/deep/c.py"]),
-        ('per-file-ignores = {"*" = ["ER2"]}', ["a.py", "old/b.py", "old/deep/c.py"]),
     ],
 )
-def test_files_are_excluded_and_rules_ignored_by_patterns(
+def test_files_are_excluded_by_patterns(
     folder: Path, setting: str, found: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("a.py", "old/b.py", "old/deep/c.py"):
@@ -177,16 +165,6 @@ def test_a_file_that_is_named_is_linted_though_it_is_excluded(folder: Path) -> N
     )
     assert run(["."]) == 0
     assert run(["a.py"]) == 1
-
-
-def test_wrong_patterns_are_refused(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "pyproject.toml").write_text(
-        '[tool.elasticrun.lint]\nper-file-ignores = ["a.py"]\n'
-    )
-    assert run(["."]) == 2
-    assert "a table of such lists by patterns of files" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

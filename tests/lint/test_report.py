@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from elasticrun.lint import flake8
 from elasticrun.lint.__main__ import run
 from elasticrun.lint.command import rule_main
 from elasticrun.lint.engine import lint_paths, lint_text
@@ -175,28 +174,6 @@ def test_settings_come_from_pyproject(
     assert "is not valid TOML" in capsys.readouterr().err
 
 
-def test_the_users_own_functions_and_loaders(script: Path) -> None:
-    script.write_text(
-        PRELUDE + "from mine import Buckets, publish\n"
-        "log = elasticrun.LogFile('log.csv')\n"
-        "def bump():\n    open('log.csv', 'a').write('x')\n"
-        "buckets = Buckets(train_set)\n"
-        "for epoch in remaining_epochs_until(3):\n"
-        "    bump()\n    publish(epoch)\n"
-        "    for x in buckets:\n        net(x)\n",
-        encoding="utf-8",
-    )
-    pyproject = script.with_name("pyproject.toml")
-    assert [each.code for each in lint_paths([script]).findings] == ["ER114"]
-    text = '[tool.elasticrun.lint]\nloaders = ["Buckets"]\n'
-    pyproject.write_text(text)
-    assert run(["train.py", "--select", "ER104"]) == 1
-    pyproject.write_text(text + 'idempotent = ["bump"]\n')
-    assert run(["train.py"]) == 0
-    pyproject.write_text(text + 'idempotent = ["bump"]\nnon-idempotent = ["publish"]\n')
-    assert run(["train.py", "--select", "ER110"]) == 1
-
-
 # The commands around.
 
 
@@ -215,10 +192,3 @@ def test_rules_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(capsys.readouterr().out.splitlines()) == len(RULES)
     assert rule_main(Namespace(codes=["ER999"])) == 2
     assert "there is no rule ER999" in capsys.readouterr().err
-
-
-def test_flake8_gets_the_same_findings(script: Path) -> None:
-    found = list(flake8.Plugin(None, filename=str(script)).run())  # type: ignore[arg-type]
-    assert [(line, column, text[:5]) for line, column, text, _ in found] == [
-        (LINE, 9, "ER104")
-    ]
