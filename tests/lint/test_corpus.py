@@ -16,6 +16,15 @@ MISSED = {
     ("pruning.py", 92): "prune.global_unstructured(...)",
     # In general an Accumulator's sum comes back; here it was emptied before.
     ("active_learning.py", 78): "curve.append(...)",
+    # No rule knows that rounds around epoch loops do not train again.
+    ("active_learning.py", 64): "for rnd in range(args.rounds):",
+    ("active_learning.py", 87): "labeled += [...]",
+    # No rule knows that what is seeded in front of a loop is not at its place in it.
+    ("own_rng.py", 60): "mask = torch.rand(x.shape, generator=check) < args.ratio",
+    # No rule asks whether all starts come to what is made under `once`.
+    ("timm_cut.py", 153): 'if once("tensorboard") and rank() == 0:',
+    # No rule knows that time decides the learning rate.
+    ("time_limit.py", 32): 'group["lr"] = 0.1 * max(0.0, 1 - elapsed / args.hours)',
     # Only lines for people depend on it; the same in mnist_basic.py has no label.
     ("audio_keywords.py", 68): "for i, (wave, label) in enumerate(loader):",
     # The job names tensors of modules that are no buffers when it saves.
