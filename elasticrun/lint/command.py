@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `elasticrun lint`."""
     parser.add_argument(
         "paths", nargs="+", metavar="PATH",
-        help="files, notebooks or folders; - for standard input",
+        help="files or folders; - for standard input",
     )  # fmt: skip
     parser.add_argument(
         "--format", choices=FORMATS, default="text", help="how findings are written"

@@ -40,7 +40,6 @@ class LintProblem(NamedTuple):
     path: str
     line: int
     message: str
-    cell: int | None = None
 
 
 class LintResult(NamedTuple):
@@ -64,11 +63,13 @@ def lint_paths(paths: Iterable[Path], options: LintOptions | None = None) -> Lin
             result.problems.append(LintProblem(str(path), 1, text))
             continue
         for file in python_files(path, options.excludes):
-            module = project.load(file, str(file))
-            if module is None:
+            is_notebook = file.suffix == ".ipynb"
+            module = None if is_notebook else project.load(file, str(file))
+            if is_notebook:
+                text = f'is a notebook: nbqa reads it, `nbqa "elasticrun lint" {file}`.'
+                result.problems.append(LintProblem(str(file), 1, text))
+            elif module is None:
                 text = "cannot be read as Python source in the encoding it declares."
-                if file.suffix == ".ipynb":
-                    text = "cannot be read as a notebook of Jupyter's."
                 if file.stat().st_size > MAX_BYTES:
                     text = "has more than 1 MB, which the linter does not read."
                 result.problems.append(LintProblem(str(file), 1, text))
@@ -80,11 +81,7 @@ def lint_paths(paths: Iterable[Path], options: LintOptions | None = None) -> Lin
 def lint_text(
     text: str, name: str = "script.py", options: LintOptions | None = None
 ) -> LintResult:
-    """Lint one program that stands in no file, or not as it is there.
-
-    Raises:
-        ValueError: The name is that of a notebook, and the text is none.
-    """
+    """Lint one program that stands in no file, or not as it is there."""
     module = Module(Path(name).absolute(), name, text)
     project = Project()
     project.modules[module.path] = module
@@ -226,10 +223,7 @@ def _parsed(module: Module, result: LintResult) -> ast.Module | None:
         line = module.error.lineno or 1
         newer = _newer(module.error, module.line(line))
         text = f"cannot be parsed: {module.error.msg}.{newer}"
-        cell = None
-        if module.cells is not None:
-            cell, line = module.cells.place(line)
-        result.problems.append(LintProblem(module.name, line, text, cell))
+        result.problems.append(LintProblem(module.name, line, text))
     return tree
 
 
@@ -269,5 +263,4 @@ def _reported(
     for module in modules if options.wants(ER001.code) else ():
         for finding in unused(module, used):
             kept[finding.order] = finding
-    ordered = (kept[key] for key in sorted(kept))
-    return [each.in_cell(by_name[each.path].cells) for each in ordered]
+    return [kept[key] for key in sorted(kept)]

@@ -29,8 +29,7 @@ def concise(finding: Finding) -> str:
 
 def problem_line(problem: LintProblem) -> str:
     """Return a problem on one line."""
-    cell = "" if problem.cell is None else f"cell {problem.cell}:"
-    return f"{problem.path}:{cell}{problem.line}: {problem.message}"
+    return f"{problem.path}:{problem.line}: {problem.message}"
 
 
 def _text(finding: Finding) -> str:

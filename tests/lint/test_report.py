@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,11 @@ from tests.lint.pages import PAGES, PRELUDE
 WRONG = PRELUDE + PAGES["ER104"].wrong
 RIGHT = PRELUDE + PAGES["ER104"].right
 WRITING = '    with open("log.csv", "a") as file:'
+LOOP = """\
+for epoch in remaining_epochs_until(3):
+    open("log.csv", "a").write("x")
+    for x in train:
+        net(x)"""
 LINE = WRONG.splitlines().index(WRITING) + 1
 
 
@@ -174,6 +182,36 @@ def test_settings_come_from_pyproject(
     assert "is not valid TOML" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("setting", "found"),
+    [
+        ("", ["old/b.py", "old/deep/c.py", "train.py"]),
+        ('exclude = ["old"]', ["train.py"]),
+        ('exclude = ["old/*.py"]', ["train.py"]),
+        ('exclude = ["b.py", "deep"]', ["train.py"]),
+    ],
+)
+def test_files_are_excluded_by_patterns(
+    script: Path, setting: str, found: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("train.py", "old/b.py", "old/deep/c.py"):
+        (script.parent / name).parent.mkdir(exist_ok=True)
+        (script.parent / name).write_text(WRONG)
+    (script.parent / "pyproject.toml").write_text(
+        f"[tool.elasticrun.lint]\n{setting}\n"
+    )
+    run(["."])
+    text = capsys.readouterr().out
+    assert re.findall(r"^(\S+?):", text, re.MULTILINE) == found
+
+
+def test_a_file_that_is_named_is_linted_though_it_is_excluded(script: Path) -> None:
+    pyproject = script.with_name("pyproject.toml")
+    pyproject.write_text('[tool.elasticrun.lint]\nexclude = ["train.py"]\n')
+    assert run(["."]) == 0
+    assert run(["train.py"]) == 1
+
+
 # The commands around.
 
 
@@ -192,3 +230,55 @@ def test_rules_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(capsys.readouterr().out.splitlines()) == len(RULES)
     assert rule_main(Namespace(codes=["ER999"])) == 2
     assert "there is no rule ER999" in capsys.readouterr().err
+
+
+def given(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Let standard input hold a text."""
+    stream = io.TextIOWrapper(io.BytesIO(text.encode()))
+    monkeypatch.setattr(sys, "stdin", stream)
+
+
+def test_standard_input_is_linted_as_if_it_stood_in_its_file(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given(monkeypatch, WRONG)
+    assert run(["-"]) == 1
+    assert capsys.readouterr().out.startswith("stdin.py:")
+    (script.parent / "own").mkdir()
+    (script.parent / "own" / "helper.py").write_text(
+        f"{PRELUDE}def log():\n    open('log.csv', 'a').write('x')\n"
+    )
+    text = LOOP.replace('open("log.csv", "a").write("x")', "helper.log()")
+    given(monkeypatch, f"import helper\n{PRELUDE}{text}\n")
+    assert run(["-", "--stdin-filename", "own/train.py"]) == 1
+    assert capsys.readouterr().out.startswith("own/helper.py:")
+
+
+def test_a_notebook_is_refused_in_words(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.with_name("train.ipynb").write_text('{"cells": []}')
+    assert run(["train.ipynb"]) == 2
+    assert '`nbqa "elasticrun lint" train.ipynb`' in capsys.readouterr().err
+    script.unlink()
+    assert run(["."]) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("try:\n    pass\nexcept* ValueError:\n    pass", (3, 11)),
+        ("type Pair[T] = tuple[T, T]", (3, 12)),
+        ("def first[T](items: list[T]) -> T:\n    return items[0]", (3, 12)),
+        ("f'{'a'}'", (3, 12)),
+        ("try:\n    pass\nexcept ValueError, TypeError:\n    pass", (3, 14)),
+        ("t'{1}'", (3, 14)),
+    ],
+)
+def test_syntax_of_a_newer_python_is_told(text: str, version: tuple[int, int]) -> None:
+    problems = lint_text(f"import elasticrun\n{text}\n").problems
+    if sys.version_info >= version:
+        assert problems == []
+    else:
+        needed = f"Python {version[0]}.{version[1]} or later"
+        assert needed in problems[0].message
