@@ -101,7 +101,6 @@ def _call_external(walk: Walk, name: str, node: ast.Call) -> Value:
 
 def _call_elastic(walk: Walk, name: str, node: ast.Call) -> Value:
     """Return what one of elasticrun's own names makes or asks."""
-    walk.note(node, "job")
     row = ELASTIC.get(name, Row())
     value = _by_row(walk, row, called(walk, name, node, row.sink or VALUE))
     assert value is not None
