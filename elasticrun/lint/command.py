@@ -14,7 +14,7 @@ from elasticrun.lint.options import (
     find_pyproject,
     read_options,
 )
-from elasticrun.lint.rules.table import RETIRED, RULES
+from elasticrun.lint.rules.table import RULES
 
 if TYPE_CHECKING:
     from elasticrun.lint.engine import LintResult
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _codes(text: str) -> tuple[str, ...]:
     codes = tuple(each.strip().upper() for each in text.split(",") if each.strip())
     for code in codes:
-        if not any(known.startswith(code) for known in (*RULES, *RETIRED)):
+        if not any(known.startswith(code) for known in RULES):
             raise argparse.ArgumentTypeError(
                 f"{code} begins no rule; see `elasticrun rule`"
             )
@@ -129,9 +129,7 @@ def rule_main(options: argparse.Namespace) -> int:
     status = CLEAN
     for code in options.codes:
         code = code.upper()
-        if code in RETIRED:
-            _say(f"{code} {RETIRED[code]}")
-        elif code not in RULES:
+        if code not in RULES:
             text = f"there is no rule {code}. `elasticrun rule` lists all."
             _complain(f"elasticrun rule: {text}")
             status = COULD_NOT

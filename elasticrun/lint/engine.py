@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -26,12 +25,6 @@ _SCRIPTS = 8  # What more files import is a library, and none of these its scrip
 # What a file has that makes loaders or optimizers for another one.
 _MAKERS = re.compile(r"DataLoader\(|\boptim\.\w|[oO]ptimizer\(|Adam|SGD")
 _KEPT = 20  # Modules with text and tree; those of a large project take gigabytes.
-# What a line, or what is said of it, shows of syntax that a version of Python brought.
-_SYNTAX = {
-    (3, 11): r"\bexcept\s*\*",
-    (3, 12): r"^f-string|^\s*type\s+\w+.*=|^\s*(?:async\s+def|def|class)\s+\w+\[",
-    (3, 14): r"\bt['\"]|^\s*except\s+[\w.]+\s*,",
-}
 
 
 class LintProblem(NamedTuple):
@@ -221,23 +214,9 @@ def _parsed(module: Module, result: LintResult) -> ast.Module | None:
     tree = module.parse()
     if module.error is not None:
         line = module.error.lineno or 1
-        newer = _newer(module.error, module.line(line))
-        text = f"cannot be parsed: {module.error.msg}.{newer}"
+        text = f"cannot be parsed: {module.error.msg}."
         result.problems.append(LintProblem(module.name, line, text))
     return tree
-
-
-def _newer(error: SyntaxError, line: str) -> str:
-    """Return which Python a line needs, if its syntax is newer than this one's."""
-    own = sys.version_info[:2]
-    for version, syntax in _SYNTAX.items():
-        if version > own and re.search(syntax, f"{error.msg}\n{line}", re.MULTILINE):
-            needed = ".".join(map(str, version))
-            return (
-                f" It looks like syntax of Python {needed}, and this is Python "
-                f"{own[0]}.{own[1]}: run the linter with Python {needed} or later."
-            )
-    return ""
 
 
 def _reported(

@@ -130,7 +130,6 @@ def test_codes_are_selected_and_ignored(
     assert run(["train.py", "--select", "ER2"]) == 0
     assert run(["train.py", "--select", "ER1,ER2"]) == 1
     assert run(["train.py", "--ignore", "ER104"]) == 0
-    assert run(["train.py", "--select", "ER101"]) == 0  # Retired.
     with pytest.raises(SystemExit) as raised:
         run(["train.py", "--select", "XX"])
     assert raised.value.code == 2
@@ -159,11 +158,10 @@ def test_a_comment_on_its_own_line_speaks_for_the_next() -> None:
     assert lint_text(text).findings == []
 
 
-@pytest.mark.parametrize("code", ["ER104", "ER101"])  # ER101 is retired.
-def test_unused_comments_are_reported(script: Path, code: str) -> None:
+def test_unused_comments_are_reported(script: Path) -> None:
     line = "    log.write("
     assert line in RIGHT
-    text = RIGHT.replace(line, f"    # elasticrun: ignore[{code}] old\n{line}")
+    text = RIGHT.replace(line, f"    # elasticrun: ignore[ER104] old\n{line}")
     script.write_text(text, encoding="utf-8")
     assert [each.code for each in lint_paths([script]).findings] == ["ER001"]
 
@@ -222,10 +220,6 @@ def test_rules_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     page = capsys.readouterr().out
     assert "Wrong:" in page
     assert "Right:" in page
-    assert rule_main(Namespace(codes=["ER101"])) == 0
-    page = capsys.readouterr().out
-    assert page.startswith("ER101 LR scheduler stepped in replayed code; retired: ")
-    assert page.count("\n") == 1
     assert rule_main(Namespace(codes=[])) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(RULES)
     assert rule_main(Namespace(codes=["ER999"])) == 2
@@ -262,23 +256,3 @@ def test_a_notebook_is_refused_in_words(
     assert '`nbqa "elasticrun lint" train.ipynb`' in capsys.readouterr().err
     script.unlink()
     assert run(["."]) == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        ("try:\n    pass\nexcept* ValueError:\n    pass", (3, 11)),
-        ("type Pair[T] = tuple[T, T]", (3, 12)),
-        ("def first[T](items: list[T]) -> T:\n    return items[0]", (3, 12)),
-        ("f'{'a'}'", (3, 12)),
-        ("try:\n    pass\nexcept ValueError, TypeError:\n    pass", (3, 14)),
-        ("t'{1}'", (3, 14)),
-    ],
-)
-def test_syntax_of_a_newer_python_is_told(text: str, version: tuple[int, int]) -> None:
-    problems = lint_text(f"import elasticrun\n{text}\n").problems
-    if sys.version_info >= version:
-        assert problems == []
-    else:
-        needed = f"Python {version[0]}.{version[1]} or later"
-        assert needed in problems[0].message
