@@ -46,14 +46,20 @@ class LintOptions(NamedTuple):
         return any(fnmatch(name, each) for each in self.exclude for name in names)
 
 
+_SECTION = "[tool.elasticrun"
 _LISTS = ("select", "ignore", "exclude")
 
 
 def find_pyproject(start: Path) -> Path | None:
-    """Return the pyproject.toml of the nearest folder above that has one."""
-    start = start.absolute()
+    """Return the pyproject.toml of the nearest folder above that has one.
+
+    One that belongs to somebody else, as in a folder that all may write to, is passed
+    over: it could hide what is to be seen.
+    """
+    start, owners = start.absolute(), (0, os.getuid())
     every = (folder / "pyproject.toml" for folder in (start, *start.parents))
-    return next((each for each in every if each.is_file()), None)
+    own = (e for e in every if e.is_file() and e.stat().st_uid in owners)
+    return next(own, None)
 
 
 def read_options(path: Path | None) -> LintOptions:
@@ -64,26 +70,15 @@ def read_options(path: Path | None) -> LintOptions:
     """
     if path is None:
         return LintOptions()
-    return _options(read_table(path, "lint"), path)._replace(root=path.parent)
-
-
-def read_table(path: Path, *keys: str) -> dict[str, Any]:
-    """Return what stands under [tool.elasticrun], or under a key of it.
-
-    Raises:
-        ConfigurationError: The file cannot be read.
-    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} cannot be read: {error}.") from error
-    names = ("tool", "elasticrun", *keys)
-    if "elasticrun" not in text:
-        return {}
-    table: Any = _parse(text, path, section=f"[{'.'.join(names)}]")
-    for key in names:
+    table: Any = _parse(text, path) if _SECTION in text else {}
+    for key in ("tool", "elasticrun", "lint"):
         table = table.get(key, {}) if isinstance(table, dict) else {}
-    return table if isinstance(table, dict) else {}
+    settings = _options(table if isinstance(table, dict) else {}, path)
+    return settings._replace(root=path.parent)
 
 
 def _options(table: dict[str, Any], path: Path) -> LintOptions:
@@ -109,15 +104,13 @@ def _fits(key: str, value: Any) -> bool:
     return key in _LISTS and is_list
 
 
-def _parse(text: str, path: Path, *, section: str) -> Any:
+def _parse(text: str, path: Path) -> Any:
     if sys.version_info >= (3, 11):
         import tomllib as toml
     else:
         try:
             import tomli as toml
         except ImportError:
-            if section not in text:
-                return {}
             raise ConfigurationError(
                 f"{path} has settings for elasticrun, and Python 3.10 cannot read "
                 "TOML. Install tomli, or use Python 3.11 or later."

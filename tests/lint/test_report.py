@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -178,6 +179,16 @@ def test_settings_come_from_pyproject(
     pyproject.write_text("[tool.elasticrun.lint\n")
     assert run(["train.py"]) == 2
     assert "is not valid TOML" in capsys.readouterr().err
+    pyproject.write_text("[tool.other\n")
+    assert run(["train.py"]) == 1
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+def test_settings_of_somebody_else_do_not_count(script: Path) -> None:
+    pyproject = script.with_name("pyproject.toml")
+    pyproject.write_text('[tool.elasticrun.lint]\nignore = ["ER104"]\n')
+    os.chown(pyproject, 65534, 65534)
+    assert run(["train.py"]) == 1
 
 
 @pytest.mark.parametrize(
