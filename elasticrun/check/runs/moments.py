@@ -37,7 +37,7 @@ class Moment(NamedTuple):
         fields: Every field of the registered states.
         files: The files that differ from the start of the run; None for gone ones.
         variables: The program's plain variables.
-        kinds: Of each state, the names of its classes.
+        states: The names of the states.
     """
 
     key: Key
@@ -46,7 +46,7 @@ class Moment(NamedTuple):
     random: dict[str, Any]
     files: dict[str, Any]
     variables: dict[str, Any]
-    kinds: dict[str, list[str]]
+    states: list[str]
     num_batches: int = 0
 
 
