@@ -23,11 +23,7 @@ from elasticrun.check.replica.file_watch import FILE_PREFIX
 from elasticrun.check.report import ExitCode, Report, Result, Stage, cause_lines
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.engine import Engine
-from elasticrun.check.runs.moments import (
-    CLOCK,
-    VARIABLE_PREFIX,
-    line_changes_of,
-)
+from elasticrun.check.runs.moments import VARIABLE_PREFIX, line_changes_of
 from elasticrun.check.runs.routes import RestartPlace, Route, replicas_in_words
 from elasticrun.check.runs.sweep import places_to_try, spread
 from elasticrun.check.trials import Trials
@@ -100,7 +96,6 @@ class Checker:
         except Problem as problem:
             report.exit_code = problem.exit_code
             report.problem, report.detail = problem.text, problem.detail
-            report.waits = problem.waits
             if problem.route is not None:
                 report.command = self._scope.command(problem.route.options())
         report.num_runs = self._trials.num_runs
@@ -156,10 +151,8 @@ class Checker:
         self._report.difference = first
         when = f" at {first.key.describe()}" if first.key else ""
         unseeded = sorted(finder.mask.unseeded)
-        notes = self._trials.run(self._base().route, watched=[CLOCK, *unseeded]).notes
-        lines = line_changes_of(notes)
-        causes = finder.at_lines("drawn", lines, unseeded)
-        causes += finder.at_lines("timed", lines, {CLOCK})
+        notes = self._trials.run(self._base().route, watched=unseeded).notes
+        causes = finder.at_lines("drawn", line_changes_of(notes), unseeded)
         raise Problem(
             ExitCode.NOT_REPRODUCIBLE,
             f"two runs without any restart differ: {first.name} "
@@ -357,4 +350,4 @@ class Checker:
         if changed:
             return changed[:_MOST_WATCHED]
         lost = [VARIABLE_PREFIX + cause.name for cause in finder.lost(run)]
-        return [CLOCK, *run.moments[-1].random, *lost[:_MOST_WATCHED]]
+        return [*run.moments[-1].random, *lost[:_MOST_WATCHED]]

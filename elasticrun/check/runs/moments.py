@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 VARIABLE_PREFIX = "variable:"  # Of a field that stands for a plain variable.
-CLOCK = "clock"  # The field of a line that looks at the time.
 _RESUMING = ("continue", "enter", "begin", "exit")
 _WORDS = {
     "begin": "the start of epoch {epoch}",
@@ -51,7 +50,7 @@ class Moment(NamedTuple):
 
 
 class LineChange(NamedTuple):
-    """A line that changed a field, or looked at the time."""
+    """A line that changed a field."""
 
     field: str
     zone: str
