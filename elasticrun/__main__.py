@@ -27,11 +27,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not arguments:
         parser.print_help(sys.stderr)
         return USAGE
-    # A function's options are all given by who calls it.
-    if arguments[0] == "run" and arguments[1:2] != ["--function"]:
-        from elasticrun.launcher.project import words_of_project
-
-        arguments[1:1] = words_of_project(parser)
     options = parser.parse_args(arguments)
     try:
         return int(options.run(options))

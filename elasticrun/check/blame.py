@@ -12,7 +12,6 @@ from elasticrun.check.comparing import MISSING, Mask, Mismatch, show
 from elasticrun.check.replica.file_watch import FILE_PREFIX
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.moments import (
-    CLOCK,
     VARIABLE_PREFIX,
     LineChange,
     Moment,
@@ -27,7 +26,7 @@ from elasticrun.check.runs.source import (
 )
 from elasticrun.lint.finding import Finding
 
-_LOST_RULES = ("ER301", "ER306", "ER302", "ER304", "ER307", "ER303", "ER305")
+_LOST_RULES = ("ER301", "ER306", "ER302", "ER304", "ER307", "ER305")
 _FILE_RULES = ("ER104", "ER106")
 _DRAW_RULES = ("ER109", "ER501")
 _LOST_RULE = "ER301"  # Where the linter has nothing.
@@ -39,8 +38,7 @@ class Cause(NamedTuple):
 
     Attributes:
         how: "replayed", "drifted" (replicas apart from each other), "lost" (a plain
-            variable), "remade" (one that is not made alike twice), "drawn" (a random
-            number), "timed" (a look at the clock), or "unknown".
+            variable), "drawn" (a random number), or "unknown".
         name: The field, file or variable that shows it.
         before: What it was when the job stopped.
         after: What it was when the program went on.
@@ -76,13 +74,6 @@ class Cause(NamedTuple):
             )
         if self.how == "lost":
             return f"the plain variable {change} was not kept over the restart"
-        if self.how == "remade":
-            return (
-                f"a restart makes the plain variable {change} again, and not alike, as "
-                "the order of a set and `hash` differ between processes"
-            )
-        if self.how == "timed":
-            return "the program looks at the clock, which a restart does not set back"
         if self.how == "drawn":
             return f"zone {self.zone} draws random numbers, which a replay draws anew"
         return (
@@ -132,10 +123,7 @@ def lost_variables(run: CheckedRun, noise: Iterable[str]) -> list[Cause]:
                 continue
             if name in after or replay.resumed.key.kind != "exit":
                 zone, found = replay.steps[-1][0], after.get(name, MISSING)
-                seen = (m.variables[name] for m in run.moments if name in m.variables)
-                # What nothing has changed before is not made again as it was at first.
-                how = "remade" if next(seen) == value and name in after else "lost"
-                changes.setdefault(name, Cause(how, name, zone, value, found))
+                changes.setdefault(name, Cause("lost", name, zone, value, found))
     return list(changes.values())
 
 
@@ -177,8 +165,7 @@ class CauseFinder:
         lost = self.lost(run, lines)
         if drawn and not any(cause.message for cause in lost):
             return drawn
-        found = [*lost, *drawn] or self.at_lines("timed", lines, {CLOCK})
-        return found or [Cause("unknown")]
+        return [*lost, *drawn] or [Cause("unknown")]
 
     def at_lines(
         self, how: str, lines: Sequence[LineChange], fields: Collection[str]
@@ -209,23 +196,20 @@ class CauseFinder:
         causes = []
         for change in lost_variables(run, self.mask.noise):
             finding = self._finding_about(change.name, _LOST_RULES)
-            is_remade = change.how == "remade"
-            # What has set it last before the restart, or has made it again.
+            # What has set it last before the restart.
             own = [
                 self._located(change, line)
                 for line in lines
                 if line.field == VARIABLE_PREFIX + change.name
-                if (line.leg > 0) == is_remade
+                if line.leg == 0
             ]
             if finding is not None:
                 causes.append(_at(change, finding))
             elif own:
-                causes.append(own[-1]._replace(rule="" if is_remade else _LOST_RULE))
+                causes.append(own[-1]._replace(rule=_LOST_RULE))
             elif change.after != MISSING:
                 causes.append(change)
         causes.sort(key=lambda each: (not each.message, not each.path, each.name))
-        # What is made of something that is not made alike comes after it.
-        causes.sort(key=lambda each: each.line if each.how == "remade" else 0)
         return causes
 
     def _drawn(self, lines: Sequence[LineChange]) -> list[Cause]:

@@ -32,12 +32,9 @@ What = Literal[
     "logged", "saved", "opened", "written", "moved",
     "sent",  # a request, a message, a program that is run
     "collective",  # what all replicas must do together
-    "port",  # at which the process listens
-    "job",  # something of elasticrun is called, which makes the job if it is the first
-    # Loops: a `break`, a loop that counts, a zip; an iterator is made, asked by `next`.
-    "left", "counted", "zipped", "iterated", "asked",
+    # Loops: a `break`, a loop that counts; an iterator is made, asked by `next`.
+    "left", "counted", "iterated", "asked",
     "signal",  # gets a handler
-    "guarded", "suppressed",  # by a `try`, or a `suppress` that catches a stop
 ]  # fmt: skip
 
 

@@ -30,8 +30,6 @@ ALSO = {
     ("dqn.py", 40): "net, target = make_net(",
     # ER309 names the backward pass, as other labels of losses do.
     ("manual_split.py", 36): "loss.backward()",
-    # ER301 names the value that the rounds lose; the loop around them is no mistake.
-    ("active_learning.py", 64): "labeled += [",
     # ER504 names the loader that is given the sampler.
     ("hard_examples.py", 67): "sampler=sampler",
     # ER401 names the test, where what it decides stands in another function.

@@ -78,7 +78,7 @@ class Recorder:
             random=fields_of_generators(job.device),
             files=self.changed_files(),
             variables=self.variables(job),
-            kinds={state.name: kind_of(state) for state in states},
+            states=[state.name for state in states],
             **values,
         )
 
@@ -140,9 +140,3 @@ def objects_of(state: BaseState) -> list[Any]:
     """Return what a state keeps, so that it does not count as a plain variable."""
     kept = [value for value in vars(state).values() if hasattr(value, "__dict__")]
     return [state, *kept, *(getattr(each, "module", None) for each in kept)]
-
-
-def kind_of(state: BaseState) -> list[str]:
-    """Return the names of the classes of what a state keeps."""
-    target = getattr(state, "target", state)
-    return [each.__name__ for each in type(target).__mro__]

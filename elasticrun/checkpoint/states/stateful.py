@@ -28,7 +28,10 @@ from elasticrun.checkpoint.states.values import (
     save_values_of,
 )
 from elasticrun.errors import CheckpointError
+from elasticrun.logger import Logger
 from elasticrun.replicas.gathering import gather, num_replicas, own_rank
+
+logger = Logger(__name__)
 
 _DTENSOR = "DTensor"
 _MOST_VALUES = 1 << 12  # Of a tensor; what counts something is small.
@@ -65,6 +68,7 @@ class StatefulState(BaseState):
         self.target: Stateful = target
         self._consolidate = getattr(target, "consolidate_state_dict", None)
         self._copies = StateCopier()
+        self._plain = _plain_tensors(target)
         self._memory = (
             ModuleMemory(name, target, self.has_common_statistics)
             if isinstance(target, nn.Module)
@@ -125,6 +129,22 @@ class StatefulState(BaseState):
     def has_common_statistics(self) -> bool:
         """Return whether this replica's BatchNorms have the averages to be saved."""
         return own_rank() == 0
+
+    def committed(self) -> None:
+        """Name, once, what has changed of a module and is in no checkpoint."""
+        now = _plain_tensors(self.target) if self._plain else {}
+        changed = [each for each in now if _differ(now[each], self._plain.get(each))]
+        if not changed:
+            return
+        self._plain = {}
+        if own_rank() == 0:
+            logger.warning(
+                "%r has tensors that have changed and are in no checkpoint: %s. After "
+                "a restart they are as at the start. Make those that count buffers of "
+                'their module: self.register_buffer("name", tensor).',
+                self.name,
+                ", ".join(changed),
+            )
 
     def values_to_save(self) -> Any:
         """Return what is written."""
@@ -187,6 +207,28 @@ def _is_torchs(target: object) -> bool:
     kinds = (nn.Module, Optimizer, LRScheduler)
     is_own = type(target).__module__.startswith(("torch.", "elasticrun."))
     return is_own or isinstance(target, kinds)
+
+
+def _plain_tensors(target: object) -> dict[str, tuple[torch.Tensor, int]]:
+    """Return a module's tensors that are no parameters or buffers, with their versions.
+
+    Without those made of parameters (`weight_norm`), and of metrics, which are saved.
+    """
+    modules = target.named_modules() if isinstance(target, nn.Module) else ()
+    return {
+        f"{path}.{name}".lstrip("."): (value, value._version)
+        for path, module in modules
+        if not hasattr(module, "_defaults")
+        for name, value in vars(module).items()
+        if isinstance(value, torch.Tensor)
+        and not (value.requires_grad or value.is_inference())
+    }
+
+
+def _differ(
+    now: tuple[torch.Tensor, int], before: tuple[torch.Tensor, int] | None
+) -> bool:
+    return before is not None and (now[0] is not before[0] or now[1] != before[1])
 
 
 def has_shards(target: Any) -> bool:

@@ -137,12 +137,6 @@ def agree(walk: Walk, it: Called) -> Value:
 # Iteration.
 
 
-def zip_(walk: Walk, it: Called) -> Value | None:
-    """Note what is iterated together."""
-    walk.note(it.node, "zipped", given=it)
-    return wrap(walk, it) if it.last == "zip" else None
-
-
 def next_(walk: Walk, it: Called) -> Value | None:
     """Return an element that an iterator is asked for by hand."""
     if not it.args:

@@ -143,11 +143,6 @@ _FUNCTIONS = _table(
         os.rename os.renames os.replace os.remove os.unlink os.rmdir os.removedirs
         shutil.move shutil.rmtree os.mkdir os.makedirs os.link os.symlink
     """),
-    (Row("port"), """
-        socket.create_server socketserver.TCPServer http.server.HTTPServer
-        http.server.ThreadingHTTPServer prometheus_client.start_http_server
-        torch.distributed.TCPStore
-    """),
     (Row("saved", SAVE), """
         torch.save torch.jit.save numpy.save numpy.savez numpy.savetxt json.dump
         pickle.dump yaml.dump joblib.dump safetensors.torch.save_file
@@ -187,7 +182,6 @@ _FUNCTIONS = _table(
     (Row(do=externals.open_named), "open io.open gzip.open bz2.open codecs.open"),
     (Row(do=externals.copy), "copy.copy copy.deepcopy"),
     (Row(gives="first"), "csv.writer csv.DictWriter"),
-    (Row(do=externals.zip_), "zip itertools.zip_longest"),
     (Row(do=externals.next_), "next"),
     (Row(do=_range), "range"),
     (Row(do=_getattr), "getattr"),
