@@ -37,8 +37,8 @@ class Cause(NamedTuple):
     """The cause of a difference, as far as it is known.
 
     Attributes:
-        how: "replayed", "drifted" (replicas apart from each other), "lost" (a plain
-            variable), "drawn" (a random number), or "unknown".
+        how: "replayed", "lost" (a plain variable), "drawn" (a random number), or
+            "unknown".
         name: The field, file or variable that shows it.
         before: What it was when the job stopped.
         after: What it was when the program went on.
@@ -67,11 +67,6 @@ class Cause(NamedTuple):
         change = f"{self.name} {show(self.before)} -> {show(self.after)}"
         if self.how == "replayed":
             return f"replayed code in zone {self.zone} changed {change}"
-        if self.how == "drifted":
-            return (
-                f"the replicas differ in {self.name} without a restart, too: its "
-                "gradients are not averaged, and a restart gives all what rank 0 has"
-            )
         if self.how == "lost":
             return f"the plain variable {change} was not kept over the restart"
         if self.how == "drawn":
@@ -144,13 +139,11 @@ class CauseFinder:
         run: CheckedRun,
         differences: Sequence[Mismatch],
         lines: Sequence[LineChange],
-        drifted: Sequence[str] = (),
     ) -> list[Cause]:
         """Return what explains the differences of a run, the best explanation first.
 
         Args:
             lines: What a second run of the same route, looked at line by line, showed.
-            drifted: Parameters that replicas have differently without a restart.
         """
         changes = replayed_changes(run, self.mask)
         names = {difference.name for difference in differences}
@@ -159,8 +152,6 @@ class CauseFinder:
         causes = self._replayed(changes, lines)
         if causes:
             return causes
-        if drifted:
-            return [Cause("drifted", drifted[0])]
         drawn = self._drawn(lines)
         lost = self.lost(run, lines)
         if drawn and not any(cause.message for cause in lost):

@@ -305,11 +305,7 @@ class Checker:
         finder = self._trials.finder
         assert finder is not None
         run, differences = self._look_closer(run, differences, finder)
-        drifted = self._trials.baseline(
-            max(run.route.sizes), is_float64=run.route.is_float64
-        ).drifted
-        lines = line_changes_of(run.notes)
-        causes = finder.causes(run, differences, lines, drifted)
+        causes = finder.causes(run, differences, line_changes_of(run.notes))
         for known in self._report.results:
             if causes and known.causes and known.causes[0].place == causes[0].place:
                 known.also.append(run.route)

@@ -26,7 +26,6 @@ What = Literal[
     # Random numbers: a generator (the value, or a global one) is seeded, or drawn from.
     "seeded", "drawn",
     "unfixed",  # something is asked that no later start is told again: the time, ...
-    "ordered",  # a set gives its elements to something that keeps their order
     # What is seen outside of the process: lines and numbers for people; a file that is
     # saved as a whole, opened, written (or appended unseen), or moved, removed, made.
     "logged", "saved", "opened", "written", "moved",

@@ -42,6 +42,12 @@ ALSO = {
     # ER503 names the optimizer that gets the rate.
     ("timm_cut.py", 131): "optimizer = torch.optim.SGD(",
 }
+# Labels of what is no mistake: a job has one hash seed, and sets of texts one order.
+SOUND = {
+    ("crnn_ocr.py", 113), ("kg_transe.py", 23), ("ncf/data.py", 10),
+    ("snli_bilstm.py", 46), ("tabular_income.py", 22), ("twotower.py", 38),
+    ("word_lm.py", 16), ("yolo_like/dataset.py", 13),
+}  # fmt: skip
 # Lines without a label at which a message is right, each with the reason.
 RIGHT = {
     # `best` decides the break below, and is inf again where the loop goes on.
@@ -101,6 +107,9 @@ def measure(program: str, folder: Path) -> Measured:
     root = CORPUS / program
     paths = sorted(root.rglob("*.py")) if root.is_dir() else [root]
     labelled = {path.relative_to(CORPUS).as_posix(): read(path) for path in paths}
+    for name, number in SOUND:
+        if name in labelled:
+            del labelled[name].mistakes[number]
     for name, file in labelled.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(file.text, encoding="utf-8")

@@ -7,21 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from elasticrun.check.replica.fields import (
-    field_of_tensor,
-    fields_of_generators,
-    fields_of_state,
-)
+from elasticrun.check.replica.fields import fields_of_generators, fields_of_state
 from elasticrun.check.replica.file_watch import FileWatch, changes, flush_opened_files
 from elasticrun.check.replica.variables import plain_variables
-from elasticrun.check.runs.plan import PARAMETERS, Plan
+from elasticrun.check.runs.plan import Plan
 from elasticrun.check.runs.routes import RestartPlace
 from elasticrun.checkpoint.files.durable import open_append
 from elasticrun.checkpoint.states.metrics import MetricState, find_metrics
 from elasticrun.checkpoint.states.state import BaseState
-from elasticrun.checkpoint.states.stateful import StatefulState, has_shards
+from elasticrun.checkpoint.states.stateful import StatefulState
 from elasticrun.job.anchors import Anchors
 from elasticrun.job.job import Job
 
@@ -102,20 +96,6 @@ def last_boundary(plan: Plan) -> RestartPlace | None:
     # Not all of them are read as JSON: what is noted at a moment may be long.
     own = [line for line in lines if line.startswith('{"kind": "boundary"')]
     return RestartPlace(*json.loads(own[-1])["place"]) if own else None
-
-
-def write_parameters(plan: Plan, job: Job) -> None:
-    """Record the final parameters of modules that are the same on all replicas."""
-    parameters = {
-        f"{state.name}.{name}": field_of_tensor(parameter)["hash"]
-        for state in job.states
-        if isinstance(state, StatefulState)
-        if isinstance(state.target, torch.nn.Module) and not has_shards(state.target)
-        for name, parameter in state.target.named_parameters()
-    }
-    path = Path(plan.records) / PARAMETERS.replace("*", str(job.rank))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(parameters))
 
 
 def can_be_read(state: BaseState, world_size: int) -> bool:

@@ -163,22 +163,12 @@ def iterator(walk: Walk, it: Called) -> Value | None:
     return Value("iterator", it.last, parts=it.args[:1], node=it.node, made_at=made_at)
 
 
-def wrap(walk: Walk, it: Called) -> Value | None:
+def wrap(_: Walk, it: Called) -> Value | None:
     """Return a progress bar, an enumeration, ... of what a call is given."""
-    if it.args and it.last == "enumerate":
-        note_order(walk, it.args[0], it.node)
     parts = it.args if it.last == "zip" else it.values
     if not parts:
         return None
     return Value("wrapped", it.last, parts=parts, node=it.node, taints=it.taints)
-
-
-def note_order(walk: Walk, value: Value, node: ast.AST) -> None:
-    """Note that the order matters in which a set gives its elements."""
-    if value.kind == "set":
-        made = "" if value.node is None else written(value.node)
-        walk.step(walk.frame.statement)  # not a comprehension's
-        walk.note(node, "ordered", value, text=made, taints=value.taints)
 
 
 def consume(walk: Walk, it: Called) -> Value | None:
@@ -192,12 +182,11 @@ def consume(walk: Walk, it: Called) -> Value | None:
 def make_list(walk: Walk, it: Called) -> Value:
     """Return the list or set that a call makes of what it is given."""
     first = it.args[0] if it.args else Value("list")
-    if it.last in ("list", "tuple"):
-        note_order(walk, first, it.node)
-        if first.is_container or first.kind == "tuple":
-            made = Value("list", parts=first.parts, is_complete=first.is_complete)
-            made.is_empty = not it.args
-            return walk.made(made)
+    is_ready = first.is_container or first.kind == "tuple"
+    if is_ready and it.last in ("list", "tuple"):
+        made = Value("list", parts=first.parts, is_complete=first.is_complete)
+        made.is_empty = not it.args
+        return walk.made(made)
     consume(walk, it)
     is_set = it.last in ("set", "frozenset")
     made = Value("set" if is_set else "list", node=it.node, taints=it.taints)

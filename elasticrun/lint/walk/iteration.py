@@ -24,7 +24,6 @@ from elasticrun.lint.values import (
     unknown,
 )
 from elasticrun.lint.walk.expressions import attribute
-from elasticrun.lint.walk.externals import note_order
 from elasticrun.lint.walk.frames import Frame, Leaving
 from elasticrun.lint.walk.functions import call_function, run_function
 from elasticrun.lint.walk.walk import Body, Evaluate, RunStatement, Walk
@@ -303,7 +302,6 @@ def _run_for(walk: Walk, node: ast.For | ast.AsyncFor) -> None:
     walk.step(node)
     walk.iterated.add(node.iter)
     value = walk.evaluate(node.iter)
-    note_order(walk, value, node)
     before = dict(frame.env)
     walk.graph.spend(len(before))
 
@@ -376,8 +374,6 @@ def _nest(
 
     walk.iterated.add(outer.iter)
     value = walk.evaluate(outer.iter)
-    if isinstance(node, ast.ListComp):
-        note_order(walk, value, node)
     walk.iterate(value, node, body)
 
 
