@@ -15,7 +15,7 @@ from elasticrun.launcher import directory, processes
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.events import EventKeeper
 from elasticrun.launcher.linting import Linting
-from elasticrun.launcher.lock import locked, make_usable
+from elasticrun.launcher.lock import check_meeting_place, locked, make_usable
 from elasticrun.launcher.options import Options
 from elasticrun.launcher.stop_signals import StopSignals, signals_as_bytes
 from elasticrun.launcher.supervisor.server import Server
@@ -49,6 +49,8 @@ def run_job(options: Options) -> int:
             wakeups = stack.enter_context(signals_as_bytes(stop_signals))
             is_shared = options.nodes is not None
             stack.enter_context(locked(options.local_dir, is_shared=is_shared))
+            if options.nodes and options.nodes.place == str(options.local_dir):
+                check_meeting_place(options.local_dir)
             _check_logs(options)
             processes.adopt_orphans()
             loop = EventLoop()

@@ -252,6 +252,8 @@ def join(first: Value, second: Value) -> Value:
     vague = [each.kind in ("const", "unknown") for each in (first, second)]
     if all(vague):
         one, other = first.constant, second.constant
+        if first.in_epoch and second.in_epoch:  # New in each, whichever it is.
+            return unknown(first.name or second.name, first.taints | second.taints)
         if first.kind == second.kind == "unknown":
             first.taints |= second.taints
         elif type(one) is not type(other) or one != other or first.kind != second.kind:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +11,10 @@ from typing import Any
 import pytest
 
 from elasticrun.checkpoint.events import read_events
+from elasticrun.launcher import events
+from elasticrun.launcher.events import EventKeeper
+from elasticrun.launcher.options import Options, Program, Replicas
+from elasticrun.launcher.terminal.console import open_console
 from tests.launcher.running import (
     elasticrun,
     run,
@@ -17,8 +22,6 @@ from tests.launcher.running import (
     scaled,
 )
 from tests.support.stage import Stage
-
-pytestmark = pytest.mark.slow
 
 TOLD = ("start", "crash", "rescue", "restart", "rescaling", "stop", "end")
 
@@ -35,6 +38,7 @@ def told(stage: Stage) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (stage.root / "told").read_text().split("\n")]
 
 
+@pytest.mark.slow
 def test_a_crash_is_kept_and_told_with_its_error(stage: Stage) -> None:
     # One that is slow, and one that has ended before it reads, disturb nobody.
     command = "test -e told && echo >> told; cat >> told; sleep 0.1; exit 3"
@@ -60,6 +64,7 @@ def test_a_crash_is_kept_and_told_with_its_error(stage: Stage) -> None:
     assert begun[1]["checkpoint"] == crash["checkpoint"]
 
 
+@pytest.mark.slow
 def test_a_rescaling_and_a_stop_are_kept(stage: Stage) -> None:
     holds = ["--hold", "0:9", "--hold", "1:19"]
     with ExitStack() as stack:
@@ -87,6 +92,7 @@ def test_a_rescaling_and_a_stop_are_kept(stage: Stage) -> None:
     assert "checkpoint 2 is saved" in by_kind["end"]["text"]
 
 
+@pytest.mark.slow
 def test_a_stop_now_saves_nothing(stage: Stage) -> None:
     with running(stage, "--replicas", 1, "--", "--hold", "0:9") as job:
         job.wait_until_held(0, 1)
@@ -100,3 +106,52 @@ def test_a_stop_now_saves_nothing(stage: Stage) -> None:
         assert job.wait() == 75
     assert stage.committed() == []
     assert "the stop command again: ending at once" in job.events
+
+
+def failures_of(
+    command: str,
+    kinds: list[str],
+    folder: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> list[str]:
+    """Return the lines on a terminal after so many events."""
+    options = Options(
+        program=Program("script", "train.py", (), ()),
+        replicas=Replicas(1, 1, 1),
+        name="job",
+        is_named=False,
+        checkpoint_dir=folder,
+        local_dir=folder,
+        log_dir=folder,
+        on_event=command,
+    )
+    with contextlib.closing(open_console()) as console:
+        keeper = EventKeeper(options, console, lambda: True)
+        for kind in kinds:
+            console.note(kind, "text")
+        keeper.close()
+    return capfd.readouterr().err.splitlines()
+
+
+def test_a_command_that_fails_is_told_of_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """However much it says; what one that succeeds says is nobody's business."""
+    command = (
+        "head -c 5000000 /dev/zero | tr '\\0' x >&2; echo no mail >&2; grep -q end"
+    )
+    lines = failures_of(command, ["end", "crash", "crash"], tmp_path, capfd)
+    (line,) = lines
+    assert line.startswith(f"elasticrun: --on-event {command}: exit code 1: ")
+    assert line.count("no mail") < 100
+
+
+def test_a_command_that_hangs_is_ended_with_what_it_started(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(events, "_MOST_SECONDS", 0.5)
+    command = "sleep 1000 & sleep 1000"  # Both hold the other end of a pipe.
+    lines = failures_of(command, ["crash", "end"], tmp_path, capfd)
+    assert lines == [f"elasticrun: --on-event {command}: ended after 0 seconds"]

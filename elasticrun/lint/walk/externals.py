@@ -128,9 +128,10 @@ OF_ONE_REPLICA = frozenset(("rank", "batch"))
 def agree(walk: Walk, it: Called) -> Value:
     """Note a collective; what it returns is the same on every rank."""
     walk.note(it.node, "collective", name=it.last)
-    if it.last in ("all_reduce", "broadcast"):
-        for each in it.args[:1]:
-            each.taints -= OF_ONE_REPLICA  # in place
+    if it.last in ("all_reduce", "broadcast", "broadcast_object_list"):
+        for given in it.args[:1]:
+            for each in (given, *given.parts):
+                each.taints -= OF_ONE_REPLICA  # in place
     return unknown(taints=it.taints - OF_ONE_REPLICA)
 
 

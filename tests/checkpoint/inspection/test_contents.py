@@ -80,10 +80,14 @@ class Table(State):
         raise AssertionError
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:Sparse invariant checks")
 def test_other_archives_and_sparse_tensors_are_shown(tmp_path: Path) -> None:
     def script() -> None:
         Table("table")
         Variables(sparse=torch.eye(2).to_sparse(), z=torch.zeros(2) + 1j)
+        Variables(
+            name="rows", csr=torch.tensor([[0.0, 3.0], [0.0, 0.0]]).to_sparse_csr()
+        )
         save_all_states()
 
     run_once(script, tmp_path)
@@ -93,12 +97,31 @@ def test_other_archives_and_sparse_tensors_are_shown(tmp_path: Path) -> None:
         said.output
     )
     assert "sparse  float32 [2, 2]  [[1, 0], [0, 1]]" in said.output
+    assert "csr  float32 [2, 2]  [[0, 3], [0, 0]]" in said.output
     assert run(tmp_path, "show", 1, "--json").values["states"]["variables"][0] == {
         "path": "sparse",
         "dtype": "float32",
         "shape": [2, 2],
         "value": [[1.0, 0.0], [0.0, 1.0]],
     }
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:Sparse invariant checks")
+def test_a_sparse_tensor_that_leads_out_of_memory_is_refused(tmp_path: Path) -> None:
+    class Astray(Table):
+        def save(self, fileobj: BinaryIO) -> None:
+            sparse = torch.eye(2).to_sparse_csr()
+            sparse.col_indices()[0] = 1 << 30
+            torch.save(sparse, fileobj)
+
+    def script() -> None:
+        Astray("astray")
+        save_all_states()
+
+    run_once(script, tmp_path)
+    said = run(tmp_path, "show", 1, "astray")
+    assert said.code == 2
+    assert "astray cannot be read" in said.errors
 
 
 def test_nothing_is_executed(tmp_path: Path) -> None:
