@@ -211,6 +211,7 @@ class Job:
             self.states,
             self._saver,
             records,
+            self._generators,
             world_size=self.world_size,
             grace=self.settings.grace,
             may_cost=self.settings.rescue == "always",

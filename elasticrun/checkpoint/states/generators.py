@@ -23,8 +23,9 @@ _MOST_NOTED = 1 << 17  # Bytes of each rank's: the record for a rescue has them,
 # then whether there is a number for the next call of `gauss` or `randn`, and that.
 _PYTHON = struct.Struct("=i624Ii4xd")
 _NUMPY = struct.Struct("=624Iii4xd")
-_TWISTER_BYTES = 2500
+_TWISTER = ctypes.c_char * 2500
 _KEPT = struct.Struct("=i4xd")
+_ANY = 0.123456789
 _SIZES = struct.Struct("<II")  # Of the CPU's state of torch, and of each GPU's.
 _GPU = struct.Struct("<i")  # Its number; -1 for this replica's own.
 
@@ -228,8 +229,8 @@ class _Glance:
     """
 
     def __init__(self) -> None:
-        self._python = _place_of_python()
-        self._numpy = _places_of_numpy()
+        self._python = _memory_of_python()
+        self._numpy = _memory_of_numpy()
         self._parts: list[bytes] = []  # As of the last look,
         self._packed = b""  # and all of them.
 
@@ -241,7 +242,7 @@ class _Glance:
             _packed_python() if self._python is None else _read_python(self._python),
             _packed_numpy() if self._numpy is None else _read_numpy(*self._numpy),
             _SIZES.pack(state.numel(), size_of_gpu),
-            state.numpy().tobytes(),
+            ctypes.string_at(state.data_ptr(), state.numel()),  # Sooner than by NumPy.
         ]
         for number, each in gpus.items():
             parts += [_GPU.pack(number), each.numpy().tobytes()]
@@ -255,21 +256,19 @@ def _packed_python() -> bytes:
     return _PYTHON.pack(position, *words, kept is not None, kept or 0.0)
 
 
-def _read_python(place: int) -> bytes:
-    generator: Any = random.getstate.__self__  # type: ignore[attr-defined]
-    kept = generator.gauss_next
-    memory = ctypes.string_at(place, _TWISTER_BYTES)
-    return memory + _KEPT.pack(kept is not None, kept or 0.0)
+def _read_python(twister: Any) -> bytes:
+    kept = random.getstate.__self__.gauss_next  # type: ignore[attr-defined]
+    return bytes(twister.raw + _KEPT.pack(kept is not None, kept or 0.0))
 
 
-def _place_of_python() -> int | None:
-    """Return where the memory of Python's generator begins; None if it is not there.
+def _memory_of_python() -> Any:
+    """Return the memory of Python's generator; None if it is not where it should be.
 
     CPython has it behind the object's header.
     """
-    generator: Any = random.getstate.__self__  # type: ignore[attr-defined]
-    place = id(generator) + object.__basicsize__
-    return place if _read_python(place) == _packed_python() else None
+    generator = random.getstate.__self__  # type: ignore[attr-defined]
+    twister = _TWISTER.from_address(id(generator) + object.__basicsize__)
+    return twister if _read_python(twister) == _packed_python() else None
 
 
 def _packed_numpy() -> bytes:
@@ -277,13 +276,12 @@ def _packed_numpy() -> bytes:
     return _NUMPY.pack(*words, position, bool(has_kept), kept)
 
 
-def _read_numpy(twister: int, kept: int) -> bytes:
-    memory = ctypes.string_at(twister, _TWISTER_BYTES)
-    return memory + ctypes.string_at(kept, _KEPT.size)
+def _read_numpy(twister: Any, kept: Any) -> bytes:
+    return bytes(twister.raw + kept.raw)
 
 
-def _places_of_numpy() -> tuple[int, int] | None:
-    """Return where NumPy's generator is, and what it keeps for the next call.
+def _memory_of_numpy() -> tuple[Any, Any] | None:
+    """Return the memory of NumPy's generator, and what is kept for the next call.
 
     None where that is not known, as before NumPy 1.24. The second one is in the global
     `RandomState`, where another one has it, too.
@@ -291,13 +289,14 @@ def _places_of_numpy() -> tuple[int, int] | None:
     bits: Any = getattr(np.random, "get_bit_generator", lambda: None)()
     if type(bits).__name__ != "MT19937":
         return None
-    other, kept = np.random.RandomState(0), 0.123456789
-    other.set_state((*other.get_state()[:3], 1, kept))
+    other: Any = np.random.RandomState(0)
+    other.set_state((*other.get_state()[:3], 1, _ANY))
     memory = ctypes.string_at(id(other), type(other).__basicsize__)
-    offset = memory.find(_KEPT.pack(1, kept))
-    generator: Any = np.random.get_state.__self__
-    places = int(bits.ctypes.state_address), id(generator) + offset
-    return places if offset >= 0 and _read_numpy(*places) == _packed_numpy() else None
+    offset = memory.find(_KEPT.pack(1, _ANY))
+    generator = np.random.get_state.__self__  # type: ignore[attr-defined]
+    twister = _TWISTER.from_address(bits.ctypes.state_address)
+    kept = (ctypes.c_char * _KEPT.size).from_address(id(generator) + max(offset, 0))
+    return (twister, kept) if _read_numpy(twister, kept) == _packed_numpy() else None
 
 
 def _apply_all(values: dict[str, Any], device: torch.device) -> None:
