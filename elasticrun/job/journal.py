@@ -40,6 +40,9 @@ class Entry(NamedTuple):
     history: int
 
 
+_BEGUN = Entry({}, _UNKNOWN, is_complete=False, since=-1, history=0)
+
+
 class Journal:
     """Writes this replica's record."""
 
@@ -64,8 +67,8 @@ class Journal:
             self._history = _later(self._history, self._turn)
         # Not all by `json.dumps`, which takes longer than all else here.
         text = json.dumps(parts) if parts else "{}"
-        since = f"{is_complete:d},{self._last},{self._history}"
-        return f"[{text},{self._cell},{since}]", self._cell
+        rest = f"{is_complete:d},{self._last},{self._history}"
+        return f"[{text},{self._cell},{rest}]", self._cell
 
     def write(self, entries: Mapping[int, tuple[str, int]]) -> None:
         """Record boundaries, by their numbers, in place of what was recorded before.
@@ -119,10 +122,12 @@ class Told:
         self._rank = rank
         values, lines = records.read(rank)
         self.entries = {int(n): Entry(*each) for n, each in (values or {}).items()}
+        last = max(self.entries, default=-1)
+        # Before the first boundary it has no part of anything.
+        begun = _BEGUN if values is None else self.entries.get(last)
         self.next: Entry | None = None
-        if self.entries and lines is not None:
-            last = max(self.entries)
-            self.next = _after(self.entries[last], last, lines)
+        if begun is not None and lines is not None:
+            self.next = _after(begun, last, lines)
         offer = json.loads(records.read_offer(rank) or b"null")
         self.offer: dict[int, bytes] | None = None
         if offer is not None:

@@ -133,7 +133,7 @@ class Rescue:
         begun = time.perf_counter()
         if self.num_steps != self._steps_at:
             self._kept, self._steps_at = [], self.num_steps
-            self._why_none = "gradients wait for a step"
+            self._why_none = str(CannotRescueError("gradients wait for a step"))
         del self._kept[1:]
         try:
             if is_whole:
@@ -160,7 +160,7 @@ class Rescue:
 
     def note_part(self, name: str, key: str | int | None, change: Any) -> None:
         """Note that this replica adds to its part of a sum, or (None) gives it away."""
-        if self.is_on:
+        if not self.is_off:
             self._journal.add_part(name, key, change)
 
     def note_reduction(self) -> None:
@@ -184,7 +184,7 @@ class Rescue:
             self._gpu.wait()
 
     def _look(self) -> None:
-        if self.is_on:
+        if not self.is_off:
             self._journal.look()
 
     def _keep(self, number: int, position: Position) -> Kept:
@@ -209,8 +209,7 @@ class Rescue:
             self._has_explained = True
             if self._records.rank == 0:
                 logger.info(
-                    "%s, so when a replica dies, the job goes back to the last "
-                    "checkpoint",
+                    "when a replica dies, the job goes back to the last checkpoint: %s",
                     why,
                 )
 
@@ -222,9 +221,8 @@ class Rescue:
             costs[state.name] = time.perf_counter() - begun
         dearest = max(costs, key=costs.__getitem__)
         self._forget(
-            "to remember all states at each boundary takes "
-            f"{self._cost.microseconds:.0f} microseconds, most of it {dearest!r}, "
-            "which is more than 1 % of a step"
+            f"to copy all takes {self._cost.microseconds:.0f} microseconds, most of it "
+            f"{dearest!r}, which is more than 1 % of a step"
         )
         self.why_not = "steps are too short (ELASTICRUN_RESCUE=always)"
         self.is_off = True
@@ -281,7 +279,8 @@ class Rescue:
         offer = {}
         self._look()  # Before that is put back: it may have had its part in a step.
         if self.num_steps != self._steps_at:
-            self._kept, self._why_none = [], "it has made a part of a step since"
+            why = CannotRescueError("it has made a part of a step since")
+            self._kept, self._why_none = [], str(why)
         for kept in self._kept:
             try:
                 if kept.mark is not None and not kept.mark.was_passed:
@@ -356,8 +355,7 @@ class Rescue:
             if own is None or own.cell < 0 or number in told[rank].entries:
                 return own is not None and own.cell >= 0
             alike = [own[-2:] == entry[-2:] for entry in entries]
-            has_more = rank == 0 and of_first & own.parts.keys()
-            return is_complete and all(alike) and not has_more
+            return is_complete and all(alike) and not (rank == 0 and of_first)
 
         return [rank for rank in range(self._world_size) if not has_come(rank)]
 
@@ -411,15 +409,19 @@ def remember(state: BaseState, *, is_new: bool = False) -> Callable[[], None]:
         path, kind = unknown
         raise CannotRescueError(
             f"{state.name!r} has a {kind.__name__} ({path!r}), which cannot be copied "
-            "at each boundary: keep numbers, text, small tensors and arrays in it, in "
-            "Python's containers and dataclasses, and make the rest anew from them"
+            "at each boundary",
+            "keep numbers, text, small tensors and arrays in it, in Python's "
+            "containers and dataclasses, and make the rest anew from them",
         )
 
     def put_back_values() -> None:
         now = state.current()
         change = remembered.compare(now)
         if change is Change.MORE:
-            raise CannotRescueError(f"{state.name!r} has changed since")
+            raise CannotRescueError(
+                f"more of {state.name!r} has changed since than is copied",
+                "keep large tensors in buffers of a registered module",
+            )
         if change is Change.REMEMBERED:
             state.put_back(remembered.put_back(now))
 
