@@ -114,7 +114,8 @@ class Told:
         next: Of the boundary behind them, if it had nothing more to do in front of it;
             None if that is not known.
         offer: The boundaries to which it can put its states back, each with its random
-            generators as they are saved; None if it has offered nothing yet.
+            generators as they are saved.
+        has_offered: Whether it has said so; who is dead has not.
     """
 
     def __init__(self, records: Records, rank: int) -> None:
@@ -128,19 +129,18 @@ class Told:
         self.next: Entry | None = None
         if begun is not None and lines is not None:
             self.next = _after(begun, last, lines)
-        offer = json.loads(records.read_offer(rank) or b"null")
-        self.offer: dict[int, bytes] | None = None
-        if offer is not None:
-            self.offer = {int(n): base64.b64decode(each) for n, each in offer.items()}
+        offer = records.read_offer(rank)
+        self.has_offered = offer != b""
+        texts = json.loads(offer or b"{}").items()
+        self.offer = {int(n): base64.b64decode(each) for n, each in texts}
 
     def at(self, number: int) -> Entry | None:
-        """Return what is recorded of a boundary, or what it would be."""
-        is_next = self.next is not None and number > self.next.since
-        return self.next if is_next else self.entries.get(number)
+        """Return what is recorded of a boundary, else what the next one would be."""
+        return self.entries.get(number, self.next)
 
     def generators_at(self, number: int) -> bytes:
         """Return its random generators at a boundary, as they are saved."""
-        if self.offer and number in self.offer:
+        if number in self.offer:
             return self.offer[number]
         entry = self.at(number)
         assert entry is not None

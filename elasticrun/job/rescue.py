@@ -190,9 +190,8 @@ class Rescue:
     def _keep(self, number: int, position: Position) -> Kept:
         put_back = []
         for state in self._states:
-            put_back.append(
-                (state, remember(state, is_new=state.name not in self._known))
-            )
+            is_new = state.name not in self._known
+            put_back.append((state, remember(state, is_new=is_new)))
             self._known.add(state.name)
         mark = None if self._gpu is None else self._gpu.mark()
         entry = self._journal.entry(self._states, is_complete=self._num_reduced > 0)
@@ -261,15 +260,12 @@ class Rescue:
         if not is_in_loop:  # Others may have come to their end before this one.
             return self._has_lost()
         deadline = time.monotonic() + _LOSS_SECONDS
-        while not (self._has_lost() or self._dead()):
+        ranks = self._records.ranks
+        while not (self._has_lost() or not all(map(self._records.is_alive, ranks))):
             if time.monotonic() >= deadline:
                 return False
             time.sleep(_LOOK_SECONDS)
         return True
-
-    def _dead(self) -> list[int]:
-        """Return who of this machine's replicas is dead."""
-        return [r for r in self._records.ranks if not self._records.is_alive(r)]
 
     def _offer(self) -> None:
         """Tell the others which boundaries this replica can put its states back to.
@@ -297,10 +293,10 @@ class Rescue:
 
     def _choose(self, told: Mapping[int, Told]) -> Kept | None:
         """Return the boundary that this replica is to save; None if it is not to."""
-        numbers = {n for each in told.values() for n in each.offer or ()}
+        numbers = {number for each in told.values() for number in each.offer}
         lacking: list[int] = []
         for number in sorted(numbers, reverse=True):
-            by = [rank for rank, each in told.items() if number in (each.offer or ())]
+            by = [rank for rank, each in told.items() if number in each.offer]
             lacking = self._lacking(number, told, [told[rank] for rank in by])
             if lacking:
                 continue
@@ -325,7 +321,7 @@ class Rescue:
         while True:
             told = {rank: Told(self._records, rank) for rank in self._records.ranks}
             waits = any(
-                each.entries and each.offer is None and self._records.is_alive(rank)
+                each.entries and not each.has_offered and self._records.is_alive(rank)
                 for rank, each in told.items()
             )
             if not waits or time.monotonic() >= deadline:
@@ -360,7 +356,7 @@ class Rescue:
         return [rank for rank in range(self._world_size) if not has_come(rank)]
 
     def _save(self, kept: Kept, told: Mapping[int, Told]) -> None:
-        dead = [rank for rank, each in told.items() if each.offer is None]
+        dead = [rank for rank, each in told.items() if not each.has_offered]
         whose = ", ".join(map(str, dead)) or "on another machine"
         parts = [e.parts for each in told.values() if (e := each.at(kept.number))]
         self._states.restrict_to(state for state, _ in kept.put_back)
@@ -440,11 +436,7 @@ def _is_summing(number: int, told: Iterable[Told], *, but: set[str]) -> bool:
     """Return whether a replica of another machine may have a part of a sum."""
     return any(
         not each.entries
-        or any(
-            entry.parts.keys() - but
-            for boundary, entry in each.entries.items()
-            if boundary <= number
-        )
+        or any(e.parts.keys() - but for n, e in each.entries.items() if n <= number)
         for each in told
     )
 
@@ -453,28 +445,19 @@ class _Cost:
     """Measures what boundaries take for it, and steps."""
 
     def __init__(self) -> None:
-        self._spent: list[float] = []
-        self._gaps: list[float] = []
+        self._measured: list[tuple[float, float]] = []
         self._ended = 0.0
-        self._num_seen = 0
         self.microseconds = 0.0
 
     def is_too_much(self, begun: float, ended: float) -> bool:
-        """Return whether the median of some boundaries is more than it may be."""
-        self._num_seen += 1
-        if self._num_seen <= _NUM_WARM_UP or len(self._spent) >= _NUM_MEASURED:
-            self._ended = ended
+        """Return, after some boundaries, whether the median is more than it may be."""
+        gap, self._ended = begun - self._ended, ended
+        if len(self._measured) == _NUM_WARM_UP + _NUM_MEASURED:
             return False
-        self._spent.append(ended - begun)
-        self._gaps.append(begun - self._ended)
-        self._ended = ended
-        if len(self._spent) < _NUM_MEASURED:
+        self._measured.append((ended - begun, gap))
+        if len(self._measured) < _NUM_WARM_UP + _NUM_MEASURED:
             return False
-        spent, gap = _median(self._spent), _median(self._gaps)
+        all_of = zip(*self._measured[_NUM_WARM_UP:], strict=True)
+        spent, gap = (float(sorted(each)[_NUM_MEASURED // 2]) for each in all_of)
         self.microseconds = spent * 1e6
         return spent > max(_MOST_SECONDS, _MOST_OF_STEP * gap)
-
-
-def _median(values: Iterable[float]) -> float:
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2]

@@ -84,8 +84,7 @@ class ModuleMemory:
                     torch._foreach_copy_(self._copies, self._buffers.tensors)
             except RuntimeError as error:
                 raise CannotRescueError(
-                    f"buffers of {self._name!r} change their shapes",
-                    "make them as large as they become",
+                    f"buffers of {self._name!r} change their shapes"
                 ) from error
             self._copied = seen
             self._num_copied += 1
@@ -108,8 +107,7 @@ class ModuleMemory:
                 raise CannotRescueError(
                     f"nothing tells whether a {type(each).__name__} of {self._name!r} "
                     "changes",
-                    "have torch's own kinds of tensors, on the CPU or a GPU, and not "
-                    "made in inference mode",
+                    "keep torch's own tensors in it, made outside of inference mode",
                 )
         if len(devices) > 2:
             raise CannotRescueError(f"{self._name!r} is on more than one GPU")
