@@ -110,8 +110,8 @@ class MetricState(StatefulState):
     def _check_is_empty(self) -> None:
         if any(metric._update_count for metric in self._found or ()):
             raise CannotRescueError(
-                f"each replica has a part of the metric {self.name!r}; add up in an "
-                "Accumulator instead"
+                f"each replica has a part of the metric {self.name!r}",
+                "add up in an Accumulator instead",
             )
 
     def own_part(self) -> Any:

@@ -33,7 +33,15 @@ def check_state_name(name: str) -> None:
 
 
 class CannotRescueError(ElasticRunError):
-    """Raised where a state is not known as it was at the last boundary."""
+    """Raised where a state is not known as it was at the last boundary.
+
+    Args:
+        why: What is not known.
+        do: What the program can do.
+    """
+
+    def __init__(self, why: str, do: str = "save more often, to lose less") -> None:
+        super().__init__(f"{why}: {do}")
 
 
 class BaseState(ABC):
