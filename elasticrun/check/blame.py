@@ -28,7 +28,6 @@ from elasticrun.lint.finding import Finding
 
 _LOST_RULES = ("ER301", "ER306", "ER302", "ER304", "ER307", "ER305")
 _FILE_RULES = ("ER104", "ER106")
-_DRAW_RULES = ("ER109", "ER501")
 _LOST_RULE = "ER301"  # Where the linter has nothing.
 _SEEDING = re.compile(r"seed\w*\([^)]")  # With an argument: `seed()` may draw anything.
 
@@ -219,8 +218,8 @@ class CauseFinder:
                 is_seeded = line.zone == "P" and line.field not in self.mask.unseeded
                 if is_seeded or (line.zone == "A" and drawn_from in seeded):
                     continue
-                rule, message = self._rule_at(cause.path, line.line, _DRAW_RULES)
-                causes.append(cause._replace(rule=rule or "ER109", message=message))
+                rule, message = self._rule_at(cause.path, line.line, ("ER501",))
+                causes.append(cause._replace(rule=rule, message=message))
         return _unique(causes)
 
     def _rule_at(

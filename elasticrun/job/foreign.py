@@ -187,12 +187,12 @@ class ForeignLoop:
 
     def finish(self) -> None:
         """Finish the last epoch loop: write a checkpoint, if anything was trained."""
-        progress = self._job.progress
-        is_replayed = progress.is_replaying
-        progress.skip_epochs(progress.position.finished_epochs)
-        progress.end_epoch_loop()
+        job = self._job
+        is_replayed = job.progress.is_replaying
+        job.skip_epochs(job.progress.position.finished_epochs)
+        job.end_epoch_loop()
         if not is_replayed:
-            self._job.boundary.finish_epochs()
+            job.boundary.finish_epochs()
 
     def _running(self, method: str) -> LoopOfSteps:
         if self._loop is None:

@@ -359,6 +359,12 @@ class Job:
             Its directory or URL, or None if it could not be written or there is no
             checkpoint directory.
         """
+        anchors = self._replayed.anchors
+        if not self.progress.is_repeating:
+            anchors.num_saves += 1
+        elif self._replayed.is_guided:
+            self._replayed.num_saves += 1
+            self._arrive()
         return self.boundary.save()
 
     # Loops and epochs.
@@ -467,6 +473,7 @@ class Job:
         self.boundary.check_not_stopped()
         self._check_loop_is_over("ended")
         self._moving_on(self.progress.end_epoch)
+        self._replayed.anchors.num_saves = 0
         self.states.end_epochs(self.progress.finished_epochs)
 
     def leave_epoch(self) -> None:
@@ -499,7 +506,9 @@ class Job:
         if not self._has_anchors:  # A program without loops has none.
             self._has_anchors = True
             self.states.add(self._replayed.anchors)
-        if not self.progress.is_replaying:
+        # Between the loops of an epoch checkpoints are written where the program asks.
+        self._replayed.num_saves = 0
+        if not self.progress.is_replaying or (not place[2] and self._arrive()):
             if is_first:  # Of its epoch.
                 self._replayed.anchors.noted[True].clear()
                 self._generators.noted[True].clear()
@@ -508,6 +517,15 @@ class Job:
         elif self._replayed.is_guided:
             self._replayed.pass_anchor(place)
             self._generators.put_back_at(place)
+
+    def _arrive(self) -> bool:
+        """End the replay if the checkpoint was written here, between two loops."""
+        is_here = self._replayed.num_saves == self._replayed.anchors.num_saves
+        if not (is_here and self._replayed.is_guided and self.progress.is_at_place):
+            return False
+        self._end_replay()
+        self.progress.has_arrived = True
+        return True
 
     def _begin_replay(self) -> None:
         """Remember what replayed code may change."""

@@ -16,6 +16,8 @@ class Progress:
 
     Attributes:
         index: That of the running loop.
+        has_arrived: Whether a replay has come, between two loops, to where the
+            checkpoint was written, though not to what the program does next.
         num_epochs: Where the last epoch loop is to end, or None.
         num_begun_epochs: How often this process has entered an epoch.
         num_begun_loops: How often it has entered a loop.
@@ -33,6 +35,7 @@ class Progress:
         self._is_asked = False  # Whether a loader's own state said where to resume.
         self._is_in_loop = False  # Whether one has begun, and neither ended nor left.
         self._has_left_epoch = False  # By an exception, which may have been caught.
+        self.has_arrived = False
         self.num_epochs: int | None = None
         self.num_begun_epochs = 0
         self.num_begun_loops = 0
@@ -49,18 +52,21 @@ class Progress:
         return self._resume is not None
 
     @property
+    def is_at_place(self) -> bool:
+        """Whether a replay has come to the place, between loops, to resume at."""
+        resume = self._resume
+        if resume is None or resume.loader:
+            return False
+        return resume.place == self._here.place
+
+    @property
     def is_repeating(self) -> bool:
         """Whether what the program does now was done before the checkpoint was written.
 
-        So it is while it is replayed, but not behind the last epoch: what is there
-        comes after the boundary that the checkpoint was written at.
+        So it is while it is replayed, unless it has come to where that was, between
+        two loops.
         """
-        resume = self._resume
-        if resume is None:
-            return False
-        is_at_end = resume == Position(resume.finished_epochs, breaks=resume.breaks)
-        is_there = is_at_end and resume.finished_epochs > 0
-        return not (is_there and self._here.place == resume.place)
+        return self.is_replaying and not self.has_arrived
 
     @property
     def num_passed(self) -> int:
@@ -117,7 +123,7 @@ class Progress:
                 f"the program is at {self._here} and cannot go back to {position}. "
                 "Load the states of loaders before the first epoch loop."
             )
-        self._has_left_epoch = False
+        self._has_left_epoch = self.has_arrived = False
         self._resume = position
         self._is_asked = True
         if not position.in_epoch:
@@ -146,7 +152,7 @@ class Progress:
             The number of the next epoch, which is at least `limit` if none remains.
         """
         if self._has_left_epoch:  # It is entered once more, as after a restart.
-            self._has_left_epoch = False
+            self._has_left_epoch = self.has_arrived = False
             self._resume = self.position
             self._here = self._before_epoch
         resume = self._resume

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import nn
+from torch.optim import Optimizer
+
 from elasticrun.checkpoint.registry import Registry
-from elasticrun.checkpoint.states.noted import (
-    Place,
-    form_of,
-    is_same,
-    put_back,
+from elasticrun.checkpoint.states.noted import Place
+from elasticrun.checkpoint.states.remembered import (
+    Change,
+    Remembered,
+    exact,
+    is_whole,
     without,
 )
-from elasticrun.checkpoint.states.remembered import Change, Remembered
 from elasticrun.checkpoint.states.state import BaseState
+from elasticrun.checkpoint.states.stateful import is_torchs
 from elasticrun.job.anchors import Anchors
 
 
@@ -30,11 +34,15 @@ class ReplayedStates:
 
     Args:
         states: Those that are registered, now and later.
+
+    Attributes:
+        num_saves: How many saves replayed code has asked for since the last anchor.
     """
 
     def __init__(self, states: Registry) -> None:
         self._states = states
         self.anchors = Anchors()
+        self.num_saves = 0
         self._loaded: dict[BaseState, Any] = {}  # Forms, until the first loop.
         self._on_purpose: dict[BaseState, tuple[Any, Any]] = {}  # Loaded, and then set.
         self._seen: dict[str, Any] = {}  # At the last anchor that was passed.
@@ -53,7 +61,7 @@ class ReplayedStates:
             for state in self._states:
                 self.note(state)
                 if load is not None and state in self._loaded:
-                    pair = self._loaded[state], form_of(state.current())
+                    pair = self._loaded[state], Remembered(state.current()).form()
                     self._on_purpose[state] = pair
             self._loaded = {}
 
@@ -65,7 +73,7 @@ class ReplayedStates:
         target = state.overwrites
         for each in self._states:
             if each is state or (target is not None and each.target is target):
-                self._loaded[each] = form_of(each.current())
+                self._loaded[each] = Remembered(each.current()).form()
 
     @property
     def is_guided(self) -> bool:
@@ -88,14 +96,16 @@ class ReplayedStates:
         """Put small values back as they were at the last anchor."""
         if state.name not in self._seen or (values := state.current()) is None:
             return
-        form = self._seen[state.name]
+        form, target = self._seen[state.name], state.target
+        if target is not None and not (is_torchs(target) or is_whole(form)):
+            return  # Parts of two moments may be nothing that it could load.
         if state in self._on_purpose:
             form = without(form, *self._on_purpose[state])
-        is_free = state.target is None  # Objects of torch's depend on their own keys.
-        values = put_back(values, form, is_free=is_free)
-        shown = form_of(values)
-        if not is_same(form_of(state.current()), shown):  # It returned copies.
-            state.put_back(values)
+        is_free = not isinstance(target, (nn.Module, Optimizer))
+        found = Remembered.of_form(form).put_back(values, is_free=is_free)
+        shown, now = (Remembered(each).form() for each in (found, state.current()))
+        if type(found) is type(values) and exact(shown) != exact(now):
+            state.put_back(found)  # It had returned copies.
 
     def note(self, state: BaseState) -> None:
         """Remember a state that is registered while code is replayed."""

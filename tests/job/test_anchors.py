@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import datetime
+import enum
+import pickle
 import random
+from collections import Counter, deque
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,17 +21,22 @@ from torch import nn
 from elasticrun import (
     AdaptiveDataLoader,
     AdaptiveDataParallel,
+    LogFile,
+    State,
     Variables,
     generation,
     rank,
+    register,
     remaining_epochs_until,
     remaining_steps_until,
     request_stop,
+    save_all_states,
 )
-from elasticrun.checkpoint.states.noted import Noted, put_back
-from elasticrun.testing import run_generation
+from elasticrun.checkpoint.states.noted import Noted
+from elasticrun.job.anchors import Anchors
+from elasticrun.testing import Job, run_generation
 from tests.support.data import Numbers
-from tests.support.generations import run_once
+from tests.support.generations import Crash, run_once
 
 
 class Levels(Numbers):
@@ -32,6 +44,63 @@ class Levels(Numbers):
 
     def __getitem__(self, index: int) -> Any:
         return super().__getitem__(index) + self.level
+
+
+class Phase(enum.Enum):
+    WARM = 1
+    MAIN = 2
+
+
+@dataclasses.dataclass
+class Best:
+    epoch: int
+    scores: list[float]
+
+
+class Kept(State):
+    """Has attributes of all kinds that are copied, and one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__("kept")
+        self.phase, self.best, self.day = Phase.WARM, None, datetime.date(2024, 1, 1)
+        self.window, self.counts = deque[int](maxlen=3), Counter[str]()
+        self.sums, self.seen, self.folder = np.zeros(2), set[Any](), Path("runs")
+        self.helper = object()
+
+    def save(self, fileobj: BinaryIO) -> None:
+        pickle.dump({k: v for k, v in vars(self).items() if k != "helper"}, fileobj)
+
+    def load(self, fileobj: BinaryIO) -> None:
+        vars(self).update(pickle.load(fileobj))
+
+    def advance(self) -> None:
+        number = len(self.seen)
+        self.phase = Phase.MAIN if self.phase is Phase.WARM else Phase.WARM
+        best: Any = Best(number, [0.5 * number]) if number % 3 else None
+        self.best, self.day = best, self.day + datetime.timedelta(1)
+        self.window.append(number)
+        self.counts[f"n{number % 2}"] += 1
+        self.sums += number
+        self.seen.add((number, Phase.MAIN))
+        self.folder = Path("runs") / str(number)
+
+    def look(self) -> Any:
+        own = {k: v for k, v in vars(self).items() if k != "helper"}
+        return copy.deepcopy({**own, "sums": self.sums.tolist()})
+
+
+class Tracker:
+    """An object of the program's own with a state dictionary."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": [*self.rows], "number": torch.tensor(len(self.rows))}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert len(state["rows"]) == int(state["number"])
+        self.rows = [*state["rows"]]
 
 
 def script(stop_in: int) -> Any:
@@ -46,7 +115,14 @@ def script(stop_in: int) -> Any:
     data = Levels(4)
     train = AdaptiveDataLoader(data, batch_size=2, shuffle=True, name="train")
     valid = AdaptiveDataLoader(data, batch_size=2, name="valid")
+    kept, tracker = Kept(), Tracker()
+    register(tracker=tracker)
     seen: list[Any] = []
+
+    def advance() -> Any:
+        kept.advance()
+        tracker.rows.append(v.stage)
+        return kept.look(), [*tracker.rows]
 
     def body(*values: Any) -> None:
         seen.append(values)
@@ -62,30 +138,33 @@ def script(stop_in: int) -> Any:
     for epoch in remaining_epochs_until(2):
         v.stage += 1
         data.level = 0.1 * v.stage
-        draw = torch.rand(1).item()
+        draw, others = torch.rand(1).item(), advance()
         for x in train:
-            body(epoch, x.tolist(), mask, draw, optimizer.param_groups[0]["lr"])
+            rate = optimizer.param_groups[0]["lr"]
+            body(epoch, x.tolist(), mask, draw, rate, others)
             torch.rand(1)
             step(x, draw)
         scheduler.step()
         v.rows.append(v.stage)
         scale, rows = optimizer.param_groups[0]["lr"], [*v.rows]
         bias, noise, v.best = net.bias.item(), random.random(), v.stage
+        others = advance()
         for x in valid:
-            body(epoch, x.tolist(), scale, rows, bias, noise, v.best)
+            body(epoch, x.tolist(), scale, rows, bias, noise, v.best, others)
             step(x, scale)
+        body(epoch, "end", v.stage)
     v.stage += 10
     data.level = 0.1 * v.stage
-    after = (v.stage, torch.rand(1).item(), net.bias.item())
+    after = (v.stage, torch.rand(1).item(), net.bias.item(), advance())
     for x in valid:
         body("after", x.tolist(), after)
         step(x, 1.0)
     v.stage += 10
     torch.rand(1)
-    between = (v.stage, torch.rand(1).item())
+    between = (v.stage, torch.rand(1).item(), advance())
     for number in remaining_steps_until(2):
         body("steps", number, between)
-    return seen, net.weight.item(), v.stage, torch.rand(1).item()
+    return seen, net.weight.item(), v.stage, torch.rand(1).item(), kept.look()
 
 
 def test_what_replayed_code_derives_and_draws_is_what_it_was(tmp_path: Path) -> None:
@@ -113,6 +192,88 @@ def test_each_of_two_replicas_sees_and_draws_what_it_had(tmp_path: Path) -> None
         assert found_end == end
 
 
+def saving_by_hand(directory: Path, die_in: int) -> Any:
+    """Save in the middle of each zone, and go on changing what is saved."""
+    torch.manual_seed(0)
+    net = nn.Linear(2000, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    optimizer.step()  # Before the scheduler's first step, as torch wants it.
+    model = AdaptiveDataParallel(net, optimizer, scheduler)
+    v = Variables(number=0, draws=[])
+    train = AdaptiveDataLoader(Numbers(4), batch_size=2, name="train")
+    log = LogFile(directory / "log.txt")
+    moments = 0
+
+    def change(where: str) -> None:
+        nonlocal moments
+        for part in "before", "after":
+            v.number = 2 * v.number + 1
+            v.draws.append(torch.rand(1).item())
+            scheduler.step()
+            with torch.no_grad():
+                net.weight.mul_(2).add_(1)
+            log.write(f"{where} {part}\n")
+            if part == "before":
+                save_all_states()
+            moments += 1
+            if moments == die_in and generation() == 0:
+                raise Crash
+
+    def loop() -> None:
+        nonlocal moments
+        for x in train:
+            optimizer.zero_grad()
+            (model(torch.ones(1, 2000)) * x.sum()).sum().backward()
+            optimizer.step()
+            moments += 1
+            if moments == die_in and generation() == 0:
+                raise Crash
+
+    for _ in remaining_epochs_until(1):
+        for zone in "A", "B":
+            change(zone)
+            loop()
+        change("C")
+    change("D")
+    loop()
+    change("end")
+    log.flush()
+    end = (v.number, v.draws, scheduler.get_last_lr(), net.weight.sum().item())
+    return moments, end, (directory / "log.txt").read_text()
+
+
+def test_a_kill_behind_a_save_by_hand_does_not_show(tmp_path: Path) -> None:
+    def run(name: str, die_in: int) -> Any:
+        script = partial(saving_by_hand, tmp_path / name, die_in)
+        return run_once(script, tmp_path / name / "job")
+
+    num_moments, *calm = run("calm", 0)
+    for die_in in range(1, num_moments):
+        assert run(str(die_in), die_in) is None
+        _, *found = run(str(die_in), 0)
+        assert found == calm, die_in
+
+
+@pytest.mark.parametrize(("num_loops", "text"), [(1000, "a"), (20, "a" * 1_000_000)])
+def test_above_a_bound_no_values_are_noted_which_is_said_once(
+    num_loops: int, text: str, job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="elasticrun")
+    v = Variables(number=0, text=text)
+    anchors = Anchors()
+    for number in range(num_loops + 2):
+        v.number, v.text = number, text + str(number)
+        is_known = number < min(num_loops, 16)
+        anchors.add((0, number, True), job.states)
+        if is_known or number >= num_loops:
+            assert bool(anchors.noted[True].at((0, 0, True))) == is_known
+    said = [each for each in caplog.messages if "an epoch has many loops" in each]
+    assert len(said) == 1
+    anchors.add((1, 0, False), job.states)
+    assert anchors.noted[False].at((1, 0, False))
+
+
 def test_places_hold_what_has_changed_up_to_a_bound() -> None:
     noted = Noted(100)
     noted.add((0, 0, True), {"a": [1, 2], "b": "text"})
@@ -128,14 +289,3 @@ def test_places_hold_what_has_changed_up_to_a_bound() -> None:
     assert noted.at((0, 0, True)) == {}
     noted.clear()
     assert not noted.is_over
-
-
-def test_what_does_not_fit_stays_as_it_is() -> None:
-    now = {"lr": 0.1, "betas": (0.9, 0.99), "step": torch.ones(1)}
-    for wrong in ("text", [1], {}, torch.zeros(3), None):
-        form = dict.fromkeys(now, wrong)
-        assert put_back(dict(now), form, is_free=False) == now
-    assert put_back(dict(now), {"other": 1}, is_free=False) == now
-    for wrong in ("text", [1], {}):
-        form = dict.fromkeys(now, wrong)
-        assert put_back(dict(now), form, is_free=True) == now

@@ -13,9 +13,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
+from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.checkpoint.states.gathered import GatheredState
-from elasticrun.checkpoint.states.noted import Noted, Place, is_same
+from elasticrun.checkpoint.states.noted import Noted, Place
 from elasticrun.checkpoint.states.values import load_values, save_values
 
 _MOST_NOTED = 1 << 17  # Bytes of each rank's: the record for a rescue has them, too.
@@ -70,21 +71,57 @@ class Generators(GatheredState):
         self._seed = int(values["seed"]) if "seed" in values else None
         self._loaded = values if self._seed is None else None
         if self._loaded is not None:
-            generators = random.Random(), np.random.RandomState(), torch.Generator()
-            _apply(self._loaded, *generators)
+            _try(self._loaded)
 
     def _load_noted(self, anchors: Any) -> None:
         for in_epoch, noted in self.noted.items():
             noted.decode(anchors.get(in_epoch, ()), name="random.anchors")
+            for place in noted.places:
+                _try(_values_of(b"".join(noted.at(place).values())))
 
     def note(self, place: Place) -> None:
         """Note the generators at an anchor of the program: see `ReplayedStates`."""
-        self.noted[place[2]].add(place, capture(self._device))
+        self._glance.look(self._device)
+        self.noted[place[2]].add(place, dict(enumerate(self._glance.parts)))
 
     def put_back_at(self, place: Place) -> None:
         """Draw on as at an anchor; nothing is known of some, as after a rescue."""
-        if values := self.noted[place[2]].at(place):
-            _apply_all(values, self._device)
+        if known := self.noted[place[2]].at(place):
+            self._glance.look(self._device)
+            parts = {**dict(enumerate(self._glance.parts)), **known}
+            packed = b"".join(parts[key] for key in sorted(parts))
+            _apply_all(_values_of(packed), self._device)
+
+    def load_from(self, checkpoint: Checkpoint, rank: int) -> bool:
+        """Load what the rank has saved, or derive it; return whether either could be.
+
+        A rescue knows of a dead rank no anchors. It has those of another one as far as
+        it drew like that: replicas that draw alike, as a mask, would drift apart.
+        """
+        is_there = super().load_from(checkpoint, rank)
+        if self._loaded is not None and not any(e.places for e in self.noted.values()):
+            for part in self._saved(checkpoint, rank).values():
+                if self._take_anchors(load_values(io.BytesIO(part)), self._loaded):
+                    break
+        return is_there
+
+    def _take_anchors(self, values: dict[str, Any], own: dict[str, Any]) -> bool:
+        alike = {
+            key
+            for key, name in enumerate(("python", "numpy", "", "torch"))
+            if _digest(values.get(name)) == _digest(own.get(name))
+        }
+        if len(alike) == 1 or "anchors" not in values:
+            return False
+        for in_epoch, anchors in values["anchors"].items():
+            theirs = Noted(_MOST_NOTED)
+            theirs.decode(anchors, name="random.anchors")
+            for place in theirs.places:
+                known = theirs.at(place)
+                self.noted[in_epoch].add(
+                    place, {k: known[k] for k in known if k in alike}
+                )
+        return True
 
     def derive(self, parts: Sequence[bytes], rank: int) -> None:
         """Remember a seed of this rank's own: the checkpoint has nothing of it.
@@ -104,7 +141,7 @@ class Generators(GatheredState):
         }
         self._is_sure = bool(others)
         anchors = first.get("anchors", {})
-        if all(is_same(each.get("anchors", {}), anchors) for each in others):
+        if all(each.get("anchors", {}) == anchors for each in others):
             self._load_noted(anchors)
 
     def remember(self) -> Callable[[], None]:
@@ -231,7 +268,7 @@ class _Glance:
     def __init__(self) -> None:
         self._python = _memory_of_python()
         self._numpy = _memory_of_numpy()
-        self._parts: list[bytes] = []  # As of the last look,
+        self.parts: list[bytes] = []  # As of the last look,
         self._packed = b""  # and all of them.
 
     def look(self, device: torch.device) -> bytes:
@@ -246,8 +283,8 @@ class _Glance:
         ]
         for number, each in gpus.items():
             parts += [_GPU.pack(number), each.numpy().tobytes()]
-        if parts != self._parts:
-            self._parts, self._packed = parts, b"".join(parts)
+        if parts != self.parts:
+            self.parts, self._packed = parts, b"".join(parts)
         return self._packed
 
 
@@ -297,6 +334,11 @@ def _memory_of_numpy() -> tuple[Any, Any] | None:
     twister = _TWISTER.from_address(bits.ctypes.state_address)
     kept = (ctypes.c_char * _KEPT.size).from_address(id(generator) + max(offset, 0))
     return (twister, kept) if _read_numpy(twister, kept) == _packed_numpy() else None
+
+
+def _try(values: dict[str, Any]) -> None:
+    """Put values into generators of no use, so that damage shows."""
+    _apply(values, random.Random(), np.random.RandomState(), torch.Generator())
 
 
 def _apply_all(values: dict[str, Any], device: torch.device) -> None:

@@ -1,14 +1,22 @@
-"""Copies the small values of a state, tells what has changed of them, restores them."""
+"""Copies the small values of a state, tells what has changed of them, restores them.
+
+For a rescue and the end of a replay a copy knows the objects that it is of. For anchors
+it has a *form* that is saved: plain values, and for all else a pair of a class's name
+and parts, which have forms themselves. An empty set stands for what is not copied.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
 import enum
+import marshal
 import pathlib
+import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from operator import is_
 from typing import Any
 
@@ -16,22 +24,34 @@ import numpy as np
 import torch
 
 from elasticrun.checkpoint.states.module_memory import first_of
+from elasticrun.checkpoint.states.numpy_scalars import decode_scalar, encode_scalar
 from elasticrun.checkpoint.states.stateful import local_shard
 from elasticrun.checkpoint.states.values import SHARDED_KINDS
 
-MOST_COPIED = 1 << 10  # Elements of a tensor or an array; most that count are small.
+_MOST_COPIED = 1 << 10  # Elements of a tensor or an array; most that count are small.
 _MOST_VALUES = 1 << 14  # In one container, if not all of them are plain.
+_LARGEST_INT = 1 << 2000  # In a form: unpicklers that execute nothing refuse others.
 _DEEPEST = 32  # Deeper values may contain themselves.
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
-DICTIONARIES = frozenset({dict, OrderedDict, defaultdict, Counter})
+_DICTIONARIES = frozenset({dict, OrderedDict, defaultdict, Counter})
 _ROWS = frozenset({list, tuple, deque, set, frozenset})
-# What else never changes in place; with subclasses.
-_FIXED = (
-    *(np.generic, enum.Enum, pathlib.PurePath, type, types.FunctionType),
-    *(types.BuiltinFunctionType, range, torch.Size, torch.dtype, torch.device),
-    *(datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo),
+_SETS = frozenset({set, frozenset})
+# What else never changes in place, with subclasses: made of its class and arguments,
+_MADE = (
+    *(bytes, enum.Enum, pathlib.PurePath, range, torch.Size, torch.device),
+    *(datetime.date, datetime.time, datetime.timedelta, datetime.timezone),
 )
-_MISSING = object()
+# or not.
+_FIXED = (
+    *(*_MADE, np.generic, type, types.FunctionType, types.BuiltinFunctionType),
+    *(torch.dtype, datetime.tzinfo),
+)
+_MISSING: Any = object()
+# What the makers of all these raise if they are given something else.
+_ERRORS = (
+    *(TypeError, ValueError, LookupError, ArithmeticError, RuntimeError),
+    *(AttributeError, MemoryError),
+)
 
 
 class Change(enum.IntEnum):
@@ -55,11 +75,21 @@ class Remembered:
     def __init__(self, values: Any) -> None:
         self._content = _remember(values, 0)
 
+    @classmethod
+    def of_form(cls, form: Any) -> Remembered:
+        """Return what has a form; nothing is known of what is none."""
+        made = cls.__new__(cls)
+        made._content = _read(form, 0)
+        return made
+
+    def form(self) -> Any:
+        return _form(self._content)
+
     def compare(self, values: Any) -> Change:
         """Return what has changed, given the values as they are now."""
         return _compare(self._content, values)
 
-    def put_back(self, values: Any) -> Any:
+    def put_back(self, values: Any, *, is_free: bool = True) -> Any:
         """Return the values with everything that is remembered as it was.
 
         Containers, dataclasses and small tensors are changed in place, so that whoever
@@ -67,197 +97,206 @@ class Remembered:
 
         Args:
             values: As they are now, with what is not remembered.
+            is_free: Whether keys, lengths, shapes and kinds may change, too. If not,
+                what does not fit stays as it is.
         """
-        return _put_back(self._content, values)
+        return _put_back(self._content, values, is_free=is_free)
 
     def unknown(self) -> Iterator[tuple[str, type[Any]]]:
         """Yield paths, such as `a.0.b`, and kinds of values that are not remembered."""
         return _unknown_in(self._content, ())
 
 
+def exact(form: Any) -> bytes:
+    """Return bytes that two forms have in common only if all values and types are."""
+    return marshal.dumps(form, 2)  # Later versions tell which objects are the same.
+
+
+def without(form: Any, before: Any, after: Any) -> Any:
+    """Return a form without what differs between two others."""
+    if exact(before) == exact(after):
+        return form
+    if type(form) is type(before) is type(after) is dict:
+        return {k: without(v, before.get(k), after.get(k)) for k, v in form.items()}
+    is_row = type(form) is type(before) is type(after) is tuple
+    if is_row and len(form) == len(before) == len(after):
+        return tuple(map(without, form, before, after))
+    return set()
+
+
+def is_whole(form: Any) -> bool:
+    """Return whether all is copied of what has a form."""
+    if type(form) is dict:
+        return all(map(is_whole, form.values()))
+    return type(form) is not set and (
+        type(form) is not tuple or all(map(is_whole, form))
+    )
+
+
 class _Node:
     """A value that may change in place, or that is not known; with its content."""
+
+    def form(self) -> Any:
+        raise NotImplementedError
 
     def compare(self, value: Any) -> Change:
         raise NotImplementedError
 
-    def put_back(self, value: Any) -> Any:
+    def put_back(self, value: Any, *, is_free: bool) -> Any:
         raise NotImplementedError
-
-    def parts(self) -> Iterable[tuple[Any, Any]]:
-        """Return what is remembered inside of it, by keys."""
-        return ()
 
 
 class _Unknown(_Node):
     """A value of which nothing tells how it was."""
 
-    def __init__(self, value: Any) -> None:
-        self.kind = type(value)
+    def __init__(self, kind: type[Any]) -> None:
+        self.kind = kind
+
+    def form(self) -> Any:
+        return set()
 
     def compare(self, value: Any) -> Change:
         del value  # Whatever it is.
         return Change.MORE
 
-    def put_back(self, value: Any) -> Any:
+    def put_back(self, value: Any, *, is_free: bool) -> Any:
+        del is_free
         return value
 
 
 class _Array(_Node):
     """A small NumPy array."""
 
-    def __init__(self, array: Any) -> None:
-        self._array = array
-        self._copy = array.copy()
+    def __init__(self, copy: Any, own: Any = _MISSING) -> None:
+        self._copy, self._own = copy, own
+
+    def form(self) -> Any:
+        copy = self._copy
+        if copy.dtype.fields is not None:
+            return set()
+        return _pair(np.ndarray, (copy.dtype.str, copy.shape, copy.tobytes() or ""))
 
     def compare(self, value: Any) -> Change:
-        is_same = value is self._array and _has(value, self._copy)
+        is_same = value is self._own and _has(value, self._copy)
         return Change.NOTHING if is_same else Change.REMEMBERED
 
-    def put_back(self, value: Any) -> Any:
-        del value  # All of it is remembered.
-        if self._array.shape != self._copy.shape:
-            self._array.resize(self._copy.shape, refcheck=False)
-        self._array[...] = self._copy
-        return self._array
+    def put_back(self, value: Any, *, is_free: bool) -> Any:
+        own, copy = self._own, self._copy
+        if own is _MISSING:
+            own = value
+            if type(own) is not np.ndarray or not _is_like(own, copy):
+                return copy.copy() if is_free else value
+        if own.shape != copy.shape:
+            own.resize(copy.shape, refcheck=False)
+        own[...] = copy
+        return own
 
 
 class _Tensor(_Node):
     """A tensor; `state_dict` hands on another object of the same storage each time."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-        self._place = _place_of(tensor)
-        is_small = not _is_sharded(tensor) and tensor.numel() <= MOST_COPIED
-        self._copy = tensor.detach().clone() if is_small else None
-        self._first = None if is_small else _first_of(tensor)
+    def __init__(self, copy: torch.Tensor | None, own: Any = _MISSING) -> None:
+        self._copy, self._own = copy, own
+        self._place = None if own is _MISSING else _place_of(own)
+        self._first = None if copy is not None else _first_of(own)
+
+    def form(self) -> Any:
+        if self._copy is None:
+            return set()
+        flat = self._copy.cpu().reshape(-1).view(torch.uint8)
+        parts = (
+            str(self._copy.dtype),
+            tuple(self._copy.shape),
+            flat.numpy().tobytes() or "",
+        )
+        return _pair(torch.Tensor, parts)
 
     def compare(self, value: Any) -> Change:
-        is_same = is_counted(value) and _place_of(value) == self._place
+        is_same = _is_counted(value) and _place_of(value) == self._place
         if self._copy is not None:
             is_same = is_same and _has(value, self._copy)
             return Change.NOTHING if is_same else Change.REMEMBERED
         is_same = is_same and _first_of(value) == self._first
         return Change.NOTHING if is_same else Change.MORE
 
-    def put_back(self, value: Any) -> Any:
-        if self._copy is None:
+    def put_back(self, value: Any, *, is_free: bool) -> Any:
+        own, copy = self._own, self._copy
+        if copy is None:
             return value
-        if not _has(self._tensor, self._copy):
+        if own is _MISSING:
+            own = value
+            if not _is_counted(own) or not _is_like(own, copy):
+                return copy.clone() if is_free else value
+        if not _has(own, copy.to(own.device)):  # Else it would count as changed.
             with torch.no_grad():
-                if self._tensor.shape == self._copy.shape:
-                    self._tensor.copy_(self._copy)
+                if own.shape == copy.shape:
+                    own.copy_(copy)
                 else:  # It was resized in place.
-                    self._tensor.data = self._copy.clone()
-        self._place = _place_of(self._tensor)
-        return self._tensor
+                    own.data = copy.clone()
+        self._place = _place_of(own)
+        return own
 
 
-class _Dictionary(_Node):
-    """A dictionary, in its order."""
+class _Container(_Node):
+    """A dictionary in its order, a list, a tuple, a set, or a dataclass's object.
 
-    def __init__(self, own: Any, depth: int) -> None:
-        self._own = own
-        self._items = {
-            key: each if type(each) in _PLAIN else _remember(each, depth)
-            for key, each in own.items()
-        }
+    Args:
+        parts: What is remembered of its parts: a list, or a dictionary by their keys.
+            The elements of a set, which do not change.
+    """
+
+    def __init__(self, kind: Any, parts: Any, own: Any = _MISSING) -> None:
+        self._kind, self._parts, self._own = kind, parts, own
+
+    def form(self) -> Any:
+        if type(self._parts) is list:
+            forms = [*map(_form, self._parts)]
+            if self._kind not in (set, frozenset):
+                return _pair(self._kind, forms)
+            forms.sort(key=exact)  # They come in any order.
+            return _pair(self._kind, forms) if is_whole((*forms,)) else set()
+        keys = [*map(_form, self._parts)]
+        if not is_whole((*keys,)):
+            return set()
+        values = map(_form, self._parts.values())
+        return _pair(self._kind, dict(zip(keys, values, strict=True)))
 
     def compare(self, value: Any) -> Change:
-        now = value if type(value) is type(self._own) else {}
-        changes = [
-            _compare(each, now.get(key, _MISSING)) for key, each in self._items.items()
-        ]
-        if list(now) != list(self._items):
+        is_alike, parts = type(value) is self._kind, self._parts
+        now = _parts_of(value) if is_alike else []
+        if self._kind in (set, frozenset):
+            is_same = is_alike and value == set(parts)
+            return Change.NOTHING if is_same else Change.REMEMBERED
+        if type(parts) is list and is_alike and _PLAIN.issuperset(map(type, parts)):
+            kinds = map(type, now), map(type, parts)  # It may be long.
+            if now == parts and all(map(is_, *kinds)):
+                return Change.NOTHING
+        now, parts = _by_key(now), _by_key(parts)
+        changes = [_compare(v, now.get(key, _MISSING)) for key, v in parts.items()]
+        if not is_alike or [*now] != [*parts]:
             changes.append(Change.REMEMBERED)
         return max(changes, default=Change.NOTHING)
 
-    def put_back(self, value: Any) -> Any:
-        now = value if type(value) is type(self._own) else {}
+    def put_back(self, value: Any, *, is_free: bool) -> Any:
+        is_alike, own, parts = type(value) is self._kind, self._own, self._parts
+        if own is _MISSING:
+            if not is_alike and not (is_free and _can_be_made(self._kind)):
+                return value
+            own = value if is_alike else _MISSING
+        is_row = type(parts) is list
+        now, parts = _by_key(_parts_of(value) if is_alike else []), _by_key(parts)
+        if not is_free:
+            if is_row and len(now) != len(parts):
+                return value
+            parts = {key: parts.get(key, each) for key, each in now.items()}
         before = {
-            key: _put_back(each, now.get(key, _MISSING))
-            for key, each in self._items.items()
+            key: _put_back(each, now.get(key, _MISSING), is_free=is_free)
+            for key, each in parts.items()
         }
         before = {key: each for key, each in before.items() if each is not _MISSING}
-        if list(self._own) != list(before):
-            self._own.clear()
-        for key, each in before.items():  # `Counter.update` would add.
-            self._own[key] = each
-        return self._own
-
-    def parts(self) -> Iterable[tuple[Any, Any]]:
-        return self._items.items()
-
-
-class _Row(_Node):
-    """A list, a tuple or a deque; or a set, whose elements do not change."""
-
-    def __init__(self, own: Any, depth: int) -> None:
-        self._own = own
-        self._is_plain = _PLAIN.issuperset(map(type, own))
-        is_whole = self._is_plain or isinstance(own, (set, frozenset))
-        self._copy = [*own] if is_whole else [_remember(each, depth) for each in own]
-
-    def compare(self, value: Any) -> Change:
-        is_alike = type(value) is type(self._own) and len(value) == len(self._copy)
-        if isinstance(self._own, (set, frozenset)):
-            is_same = is_alike and value == set(self._copy)
-            return Change.NOTHING if is_same else Change.REMEMBERED
-        now = [*value] if type(value) is type(self._own) else []
-        if self._is_plain and is_alike and now == self._copy:  # It may be long.
-            kinds = map(type, now), map(type, self._copy)
-            if all(map(is_, *kinds)):
-                return Change.NOTHING
-        changes = [Change.NOTHING if is_alike else Change.REMEMBERED]
-        now += [_MISSING] * (len(self._copy) - len(now))
-        return max([*changes, *map(_compare, self._copy, now)])
-
-    def put_back(self, value: Any) -> Any:
-        own = self._own
-        now = [*value] if type(value) is type(own) else []
-        now += [_MISSING] * (len(self._copy) - len(now))
-        before = [*map(_put_back, self._copy, now)]
-        before = [each for each in before if each is not _MISSING]
-        if isinstance(own, (tuple, frozenset)):
-            if len(before) == len(own) and all(map(is_, before, own)):
-                return own
-            return own._make(before) if hasattr(own, "_make") else type(own)(before)
-        own.clear()
-        own.update(before) if isinstance(own, set) else own.extend(before)
-        return own
-
-    def parts(self) -> Iterable[tuple[Any, Any]]:
-        return enumerate(self._copy)
-
-
-class _Fields(_Node):
-    """A dataclass's object."""
-
-    def __init__(self, own: Any, depth: int) -> None:
-        self._own = own
-        self._copy = {key: _remember(v, depth) for key, v in _fields_of(own).items()}
-
-    def compare(self, value: Any) -> Change:
-        now = _fields_of(value) if type(value) is type(self._own) else {}
-        is_same = value is self._own and now.keys() == self._copy.keys()
-        changes = [Change.NOTHING if is_same else Change.REMEMBERED]
-        changes += [
-            _compare(v, now.get(key, _MISSING)) for key, v in self._copy.items()
-        ]
-        return max(changes)
-
-    def put_back(self, value: Any) -> Any:
-        now = _fields_of(value) if type(value) is type(self._own) else {}
-        for key in _fields_of(self._own).keys() - self._copy.keys():
-            object.__delattr__(self._own, key)
-        for key, each in self._copy.items():
-            before = _put_back(each, now.get(key, _MISSING))
-            if before is not _MISSING:
-                object.__setattr__(self._own, key, before)  # It may be frozen.
-        return self._own
-
-    def parts(self) -> Iterable[tuple[Any, Any]]:
-        return self._copy.items()
+        if issubclass(self._kind, (tuple, frozenset)):
+            return _new_row(self._kind, [*before.values()], own)
+        return _fill(self._kind.__new__(self._kind) if own is _MISSING else own, before)
 
 
 def _remember(value: Any, depth: int) -> Any:
@@ -265,27 +304,30 @@ def _remember(value: Any, depth: int) -> Any:
     kind = type(value)
     if kind in _PLAIN:
         return value
-    depth += 1
-    if depth <= _DEEPEST:
-        if kind in DICTIONARIES and len(value) <= _MOST_VALUES:
-            return _Dictionary(value, depth)
-        is_row = kind in _ROWS or (isinstance(value, tuple) and hasattr(kind, "_make"))
-        if is_row and _can_be_copied(value):
-            return _Row(value, depth)
-        if dataclasses.is_dataclass(kind):
-            return _Fields(value, depth)
-    if is_counted(value):
-        return _Tensor(value)
-    if kind is np.ndarray and value.size <= MOST_COPIED and not value.dtype.hasobject:
-        return _Array(value)
-    return value if _is_fixed(value) else _Unknown(value)
+    if depth < _DEEPEST and _is_container(kind):
+        parts = _parts_of(value)
+        if kind in (set, frozenset):
+            if all(map(_is_fixed, parts)):
+                return _Container(kind, parts, value)
+        elif type(parts) is list and _PLAIN.issuperset(map(type, parts)):
+            return _Container(kind, parts, value)
+        elif len(parts) <= _MOST_VALUES:
+            return _Container(kind, _remember_all(parts, depth + 1), value)
+    if _is_counted(value):
+        is_small = not _is_sharded(value) and value.numel() <= _MOST_COPIED
+        return _Tensor(value.detach().clone() if is_small else None, value)
+    if kind is np.ndarray and value.size <= _MOST_COPIED and not value.dtype.hasobject:
+        return _Array(value.copy(), value)
+    return value if _is_fixed(value) else _Unknown(kind)
 
 
-def _can_be_copied(row: Any) -> bool:
-    """Return whether a row is short, or plain; and a set such that nothing changes."""
-    if isinstance(row, (set, frozenset)):
-        return all(map(_is_fixed, row))
-    return len(row) <= _MOST_VALUES or _PLAIN.issuperset(map(type, row))
+def _remember_all(parts: Any, depth: int) -> Any:
+    if type(parts) is list:
+        return [_remember(each, depth) for each in parts]
+    return {
+        key: each if type(each) in _PLAIN else _remember(each, depth)
+        for key, each in parts.items()
+    }
 
 
 def _is_fixed(value: Any) -> bool:
@@ -305,35 +347,185 @@ def _compare(before: Any, now: Any) -> Change:
     return Change.REMEMBERED
 
 
-def _put_back(before: Any, now: Any) -> Any:
-    return before.put_back(now) if isinstance(before, _Node) else before
+def _put_back(before: Any, now: Any, *, is_free: bool) -> Any:
+    if isinstance(before, _Node):
+        return before.put_back(now, is_free=is_free)
+    kinds = {type(before), type(now)}
+    return before if is_free or len(kinds) == 1 or kinds <= {int, float} else now
 
 
 def _unknown_in(content: Any, path: tuple[str, ...]) -> Iterator[tuple[str, type[Any]]]:
     if isinstance(content, _Unknown):
         yield ".".join(path), content.kind
-    elif isinstance(content, _Node):
-        for key, part in content.parts():
+    elif isinstance(content, _Container):
+        for key, part in _by_key(content._parts).items():
             yield from _unknown_in(part, (*path, str(key)))
 
 
-def _fields_of(own: Any) -> dict[str, Any]:
-    """Return a dataclass's fields, and other attributes of that object."""
+# Containers, and objects of dataclasses, as their parts.
+
+
+def _is_container(kind: type[Any]) -> bool:
+    is_known = kind in _DICTIONARIES or kind in _ROWS or dataclasses.is_dataclass(kind)
+    return is_known or (issubclass(kind, tuple) and hasattr(kind, "_make"))
+
+
+def _parts_of(own: Any) -> Any:
+    """Return a container's parts: a list, or a dictionary by their keys."""
+    if isinstance(own, dict):
+        return own
+    if not dataclasses.is_dataclass(own):
+        return [*own]
     names = [each.name for each in dataclasses.fields(own)]
     fields = {name: getattr(own, name) for name in names if hasattr(own, name)}
-    return fields | getattr(own, "__dict__", {})
+    return fields | getattr(own, "__dict__", {})  # With other attributes of it.
+
+
+def _by_key(parts: Any) -> Any:
+    return dict(enumerate(parts)) if type(parts) is list else parts
+
+
+def _can_be_made(kind: type[Any]) -> bool:
+    """Return whether a container can be made of its parts alone."""
+    if dataclasses.is_dataclass(kind):
+        return kind.__new__ is object.__new__
+    return kind not in (deque, defaultdict)  # Which have a length, and a default.
+
+
+def _new_row(kind: Any, row: list[Any], own: Any) -> Any:
+    """Return a tuple or a frozen set of these values: its own, if it has them."""
+    if own is not _MISSING and len(row) == len(own) and all(map(is_, row, own)):
+        return own
+    if not hasattr(kind, "_make"):
+        return kind(row)
+    return kind._make(row) if len(row) == len(kind._fields) else own
+
+
+def _fill(own: Any, parts: dict[Any, Any]) -> Any:
+    """Let a container have these parts, and return it."""
+    if isinstance(own, dict):
+        if [*own] != [*parts]:
+            own.clear()
+        for key, each in parts.items():  # `Counter.update` would add.
+            own[key] = each
+    elif isinstance(own, (list, deque, set)):
+        own.clear()
+        own.update(parts.values()) if isinstance(own, set) else own.extend(
+            parts.values()
+        )
+    else:
+        for key in dict.fromkeys([*parts, *_parts_of(own)]):
+            with suppress(AttributeError):  # As where slots have lost one since.
+                if key in parts:
+                    object.__setattr__(own, key, parts[key])  # It may be frozen.
+                else:
+                    object.__delattr__(own, key)
+    return own
+
+
+# Forms.
+
+
+def _form(content: Any) -> Any:
+    kind = type(content)
+    if kind in (tuple, frozenset):  # Of a set's elements, or a key.
+        content = _remember(content, 0)
+    if isinstance(content, _Node):
+        return content.form()
+    if kind is int and not -_LARGEST_INT < content < _LARGEST_INT:
+        return set()
+    if kind is bytes and not content:  # Of which torch's unpickler has no notion.
+        return _pair(bytes, ())
+    if kind in _PLAIN or isinstance(content, np.generic):
+        return encode_scalar(content)
+    made = content.__reduce_ex__(2) if isinstance(content, _MADE) else ()
+    if type(made) is not tuple or len(made) != 2 or made[0] is not kind:
+        return set()
+    form = _pair(kind, [_form(_remember(each, 0)) for each in made[1]])
+    return form if is_whole(form) else set()
+
+
+def _pair(kind: Any, forms: Any) -> Any:
+    """Return the form of what has parts of these forms."""
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    if len(forms) > _MOST_VALUES or _find(name) is not kind:
+        return set()
+    return name, forms if type(forms) is dict else tuple(forms)
+
+
+def _find(name: str) -> Any:
+    """Return the class of a name in a module that is imported; nothing is executed."""
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, "__dict__", {}).get(part)
+    return found
+
+
+def _read(form: Any, depth: int) -> Any:
+    """Return what has a form; of what is none, that it is not known."""
+    is_pair = type(form) is tuple and len(form) == 2 and type(form[0]) is str
+    # As of an Enum that has lost a member since; or somebody has changed the file.
+    with suppress(*_ERRORS):
+        if type(form) in _PLAIN or isinstance(form, np.generic):
+            return decode_scalar(form)
+        if is_pair and depth < 2 * _DEEPEST:
+            return _made_of(_find(form[0]), form[1], depth + 1)
+    return _Unknown(type(form))
+
+
+def _made_of(kind: Any, forms: Any, depth: int) -> Any:
+    """Return what is of a class, and has parts of these forms."""
+    if kind in (np.ndarray, torch.Tensor):
+        return _of_bytes(kind, *forms)
+    if type(forms) is dict:
+        keys = [_value(_read(key, depth)) for key in forms]
+        parts = [_read(each, depth) for each in forms.values()]
+        if kind in _DICTIONARIES or dataclasses.is_dataclass(kind):
+            return _Container(kind, dict(zip(keys, parts, strict=True)))
+        raise TypeError
+    row = [_read(each, depth) for each in forms]
+    if issubclass(kind, _MADE):
+        return kind(*map(_value, row))
+    if not _is_container(kind) or kind in _DICTIONARIES:
+        raise TypeError
+    is_set = kind in (set, frozenset)
+    return _Container(kind, [*frozenset(map(_value, row))] if is_set else row)
+
+
+def _of_bytes(kind: Any, dtype: str, shape: tuple[int, ...], data: Any) -> _Node:
+    data = bytearray(data or b"")
+    if kind is np.ndarray:
+        return _Array(np.frombuffer(data, np.dtype(dtype)).reshape(shape))
+    known = getattr(torch, dtype.removeprefix("torch."))
+    flat = torch.frombuffer(data, dtype=known) if data else torch.empty(0)
+    return _Tensor(flat.to(known).reshape(shape))
+
+
+def _value(content: Any) -> Any:
+    value = _put_back(content, _MISSING, is_free=True)
+    if value is _MISSING:
+        raise ValueError
+    return value
+
+
+# Tensors and arrays.
+
+
+def _is_like(one: Any, other: Any) -> bool:
+    return (one.shape, one.dtype) == (other.shape, other.dtype)
 
 
 def _has(value: Any, copy: Any) -> bool:
     """Return whether a tensor or an array has the values of a copy, bit for bit."""
-    if value.shape != copy.shape or value.dtype != copy.dtype:
+    if not _is_like(value, copy):
         return False
     if isinstance(copy, np.ndarray):
         return bool(value.tobytes() == copy.tobytes())
     return torch.equal(value, copy)
 
 
-def is_counted(value: Any) -> bool:
+def _is_counted(value: Any) -> bool:
     """Return whether it is a tensor of which torch counts the changes in place."""
     is_known = type(value) in (torch.Tensor, torch.nn.Parameter) or _is_sharded(value)
     return (

@@ -97,7 +97,7 @@ class StatefulState(BaseState):
         """
         if self._consolidate is not None:
             self._consolidate(to=0)
-        elif not _is_torchs(self.target) and num_replicas() > 1:
+        elif not is_torchs(self.target) and num_replicas() > 1:
             self._check_same_on_all_ranks()
 
     def _check_same_on_all_ranks(self) -> None:
@@ -219,7 +219,7 @@ class StatefulState(BaseState):
             ) from error
 
 
-def _is_torchs(target: object) -> bool:
+def is_torchs(target: object) -> bool:
     """Return whether it needs no comparison: torch's own, and modules.
 
     Training keeps those the same on all replicas; of other objects nobody knows.

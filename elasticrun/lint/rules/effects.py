@@ -1,59 +1,19 @@
-"""ER109, ER110: draws and messages that replayed code repeats."""
+"""ER110: messages that replayed code sends again."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from elasticrun.lint import catalog, roles
+from elasticrun.lint import catalog
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.naming import named, written
-from elasticrun.lint.program import Walked, doubts, keywords_of
+from elasticrun.lint.program import Walked, keywords_of
 
-ER109 = Rule(
-    "ER109 W random draw not keyed by seed and epoch in replayed code",
-    help="draw from a generator seeded with (seed, epoch), or inside a loop",
-)
 ER110 = Rule(
     "ER110 W external effect sent again",
     help="send it after the last loop or under once(key), on one rank; give runs an id",
 )
-
-
-def _draws(program: Walked) -> Iterator[Finding]:
-    seeds = [
-        event
-        for event in program.events("seeded")
-        if event.step.epoch is not None and program.zone(event.step) != "L"
-    ]
-    for event in program.events("drawn"):
-        loop = program.replayed(event)
-        is_fresh = event.is_keyed if event.value is None else event.value.in_epoch
-        if loop is None or is_fresh or any(_is_seed_of(each, event) for each in seeds):
-            continue
-        during = program.during(loop, event.step)
-        message = f"random draw ({event.name}) {during} draws another value"
-        yield program.finding(ER109, event, message, loop=loop, doubts=doubts(loop))
-
-
-def _is_seed_of(seed: Event, draw: Event) -> bool:
-    """Return whether a seed given in an epoch is that of the generator drawn from."""
-    if seed.step.epoch is not draw.step.epoch:
-        return False
-    if seed.value is not None or draw.value is not None:
-        return seed.value is draw.value
-    is_own = roles.made_by(seed.name) == "rng"
-    return not is_own and _family(seed.name) in ("", _family(draw.name))
-
-
-def _family(name: str) -> str:
-    """Return the package whose global generator a name is about; empty for all."""
-    first = name.split(".", 1)[0]
-    if first in ("sklearn", "scipy"):
-        return "numpy"
-    if name.endswith("_") and "." not in name:  # `uniform_` of a tensor
-        return "torch"
-    return first if first in ("torch", "numpy", "random") else ""
 
 
 _COUNTING = named("wandb.log trackio.log swanlab.log")  # each call is another step
@@ -109,4 +69,4 @@ def missing_keys(event: Event) -> tuple[str, ...]:
     return () if keywords_of(event.at) & {None, *keys} else keys
 
 
-CHECKS = (_draws, _effects)
+CHECKS = (_effects,)

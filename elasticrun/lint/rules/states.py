@@ -9,7 +9,7 @@ from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import Call, Step
 from elasticrun.lint.naming import written
-from elasticrun.lint.program import Walked, doubts, is_once
+from elasticrun.lint.program import Walked, doubts
 from elasticrun.lint.values import Value
 
 ER107 = Rule(
@@ -193,17 +193,8 @@ def _changes(program: Walked) -> Iterator[Finding]:
     for event in program.events("trained"):
         if event.how == "apply" and not _changes_weights(event.at):
             continue
-        is_unseen = event.how == "data" and event.registered and not is_once(event.step)
-        is_again = program.replayed(event) or event.step in program.zones.between
-        if is_unseen and is_again:
-            message = (
-                "weights replaced through .data in replayed code: the job cannot see "
-                "it, and so does not undo it"
-            )
-            yield program.finding(ER107, event, message)
-        else:
-            unsure = doubts(event.value)
-            yield from _done_again(program, event, _DONE[event.role], unsure)
+        unsure = doubts(event.value)
+        yield from _done_again(program, event, _DONE[event.role], unsure)
     for event in program.events("changed"):
         if event.how != "set":
             what = f"`{event.text}` is saved, and {_DONE[event.how]}"

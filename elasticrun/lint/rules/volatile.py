@@ -214,13 +214,13 @@ _STATES = re.compile(r"bit_generator|[gs]et_?state\b")  # which a program keeps 
 
 
 def _generators(program: Walked) -> Iterator[Finding]:
-    """Yield generators from before the epochs that draw where nothing is replayed."""
+    """Yield generators from before the epochs that draw in them."""
     seeds = [each for each in program.events("seeded") if each.value is not None]
     seen = [each.value for each in seeds if each.step.epoch or each.step.loop]
     yield from _of_data(program, seen)
     for event in program.events("drawn"):
         own, zone = event.value, program.zone(event.step)
-        if own is None or own in seen or own.made_at < 0 or zone not in ("L", "C"):
+        if own is None or own in seen or own.made_at < 0 or zone in ("", "P", "D"):
             continue
         made = program.made(own)
         own_seeds = [Spot(each.at, each.step) for each in seeds if each.value is own]

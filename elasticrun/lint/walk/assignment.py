@@ -232,8 +232,7 @@ def _note_set_up(
     if target.attr not in ("data", "grad"):
         walk.note(node, "set up", base, text=written(target))
     elif target.attr == "data" and how == "update" and base.kind == "param":
-        how = "in place" if walk.loop else "data"  # that no end of a replay sees
-        walk.note(node, "trained", base.owner, role="weights", how=how)
+        walk.note(node, "trained", base.owner, role="weights", how="in place")
 
 
 def _quietly(walk: Walk, node: ast.expr) -> Value:

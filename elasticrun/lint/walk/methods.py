@@ -149,8 +149,6 @@ def change_parameters(walk: Walk, it: MethodCalled) -> Value:
     how = it.name if is_in_place and it.name not in _HARMLESS_IN_PLACE else ""
     if it.name == "copy_" and _names_itself(it):
         how = "in place"
-    elif it.name == "copy_" and ".data" in it.text:
-        how = "data"  # No end of a replay sees that.
     if how:
         walk.note(it.node, "trained", model, role="weights", how=how)
     return it.receiver

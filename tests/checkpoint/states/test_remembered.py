@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import enum
+import io
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticrun.checkpoint.states.remembered import Change, Remembered
+from elasticrun.checkpoint.states.remembered import (
+    Change,
+    Remembered,
+    exact,
+    is_whole,
+)
+from elasticrun.checkpoint.states.values import load_values, save_values
 
 PLAIN = st.one_of(
     *(st.none(), st.booleans(), st.integers(0, 2), st.text(max_size=2)),
@@ -139,6 +146,81 @@ def test_values_of_all_kinds_come_back_in_the_same_objects(
         assert in_full(values) == wanted
         assert [*map(id, objects_in(values))] == [*map(id, objects)]
         assert remembered.compare(values) == Change.NOTHING
+
+
+def saved(form: Any) -> Any:
+    """Return a form as a checkpoint has it."""
+    file = io.BytesIO()
+    save_values(form, file)
+    file.seek(0)
+    return load_values(file)
+
+
+@given(before=ALL_KINDS, now=ALL_KINDS, place=st.sampled_from(["value", "other"]))
+def test_a_form_that_was_saved_puts_values_of_all_kinds_back(
+    before: Any, now: Any, place: str
+) -> None:
+    form = Remembered({"value": before}).form()
+    assert is_whole(form)
+    values = {place: now, "more": now}
+    if any(isinstance(each, deque | defaultdict) for each in objects_in(before)):
+        values = {"value": before}  # These are not made anew, so others are changed.
+        before = copy.deepcopy(before)
+        for each in [*objects_in(values)][1:]:
+            if isinstance(each, set | torch.Tensor | np.ndarray):
+                change(each, 1)
+            elif isinstance(each, deque) and len(each) < 4:
+                each.append(1)
+            elif isinstance(each, defaultdict | Counter):
+                each.update(new=1)
+    kept = values.get("value")
+    assert Remembered.of_form(saved(form)).put_back(values) is values
+    assert in_full(values) == in_full({"value": before})
+    assert exact(Remembered(values).form()) == exact(form)
+    if type(before) is type(kept) and type(kept) in (list, dict, set):
+        assert values["value"] is kept
+
+
+def test_what_is_in_no_form_stays_as_it_is() -> None:
+    class Local(enum.Enum):
+        A = 1
+
+    own, large = object(), torch.ones(2000)
+    before = {"a": [own, large, 1], "b": {Local.A: 1}, "c": 1 << 2001, "n": 1}
+    form = Remembered(before).form()
+    assert not is_whole(form)
+    now = {"a": [2, large, 2], "b": 3, "c": 4, "n": 2}
+    assert Remembered.of_form(saved(form)).put_back(now) is now
+    assert (now["a"][0], now["a"][2]) == (2, 1)  # type: ignore[index]
+    assert (now["b"], now["c"], now["n"]) == (3, 4, 1)
+
+
+def test_what_does_not_fit_stays_as_it_is() -> None:
+    now = {"lr": 0.1, "betas": (0.9, 0.99), "step": torch.ones(1)}
+    for wrong in ("text", [1], {}, torch.zeros(3), None, {1}, Mode.TRAIN):
+        form = Remembered(dict.fromkeys([*now, "other"], wrong)).form()
+        found = Remembered.of_form(form).put_back(dict(now), is_free=False)
+        assert found == now
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        *("text", {}, [], (), ("builtins:list",), ("builtins:list", None)),
+        *(("builtins:eval", ("1",)), ("builtins:type", ("x", (), {}))),
+        *(("os:system", ("true",)), ("no.such:thing", ()), ("", ()), (1, ())),
+        *(("numpy:ndarray", ("|O", (1,), bytes(8))), ("numpy:ndarray", ())),
+        ("torch:Tensor", ("torch.float32", (3,), bytes(8))),
+        ("torch:Tensor", ("torch.nn", (3,), bytes(8))),
+        *((f"{__name__}:Mode", (7,)), (f"{__name__}:Mode.TRAIN", (7,))),
+        *(("builtins:dict", {set: 1}), ("builtins:set", (("builtins:list", ()),))),
+    ],
+)
+def test_what_is_no_form_puts_nothing_back(form: Any) -> None:
+    now = {"a": 1}
+    for is_free in (True, False):
+        read = Remembered.of_form(("builtins:dict", {"a": form}))
+        assert read.put_back(dict(now), is_free=is_free) in (now, {"a": form})
 
 
 def test_what_cannot_be_copied_is_named() -> None:
