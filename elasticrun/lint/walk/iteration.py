@@ -52,7 +52,12 @@ def iterate(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     elif value.defines("__iter__"):
         method = attribute(walk, value, "__iter__", node)
         made = call_function(walk, method, node, Arguments())
-        walk.iterate(made if made.kind in _ITERATED else unknown(), node, body)
+        if made.defines("__next__"):
+            ask = attribute(walk, made, "__next__", node)
+            with looping(walk, walk.step(node)):
+                body(call_function(walk, ask, node, Arguments()))
+        else:
+            walk.iterate(made if made.kind in _ITERATED else unknown(), node, body)
     elif elements := _few_elements(value):
         _unrolled(walk, elements, node, body)
     else:
