@@ -36,8 +36,8 @@ def check(program: Walked) -> Iterator[Finding]:
             elif carried.place not in lost:
                 yield from _over_turns(flow, turns, carried, lost)
     yield from _over_rounds(flow, lost)
-    yield from _ahead(flow)
     yield from behind(flow, lost)
+    yield from _ahead(flow)
     yield from _left(flow, lost)
     yield from _made_once(flow)
 
@@ -176,6 +176,31 @@ def _over_rounds(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
                 yield program.finding(ER301, write, message)
 
 
+def _telling(carried: Carried) -> Write:
+    """Return the write that makes the new value from the old, else any computed one."""
+
+    def order(write: Write) -> tuple[int, int]:
+        if write.how in PARTIAL:
+            return 2, -write.step.number
+        is_constant = write.value is not None and write.value.kind == "const"
+        return int(not is_constant), -write.step.number
+
+    return max(carried.survivors, key=order)
+
+
+def _left(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
+    reads = [read for place in lost for read in flow.reads.get(place, ())]
+    deciding = {read.at for read in flow.leads_to(reads)}
+    for event in flow.program.events("left"):
+        if not isinstance(event.loop, EpochLoop):
+            continue
+        guards = event.step.guards[len(event.loop.step.guards) :]
+        tests = {node for guard in guards for node in ast.walk(guard.test)}
+        if tests & deciding:
+            message = "a value that a restart loses decides about this break"
+            yield flow.program.finding(ER209, event, message)
+
+
 def _ahead(flow: Dataflow) -> Iterator[Finding]:
     """Yield batches that a prefetcher hands out once it has asked for the next ones."""
     program = flow.program
@@ -220,31 +245,6 @@ def _is_plain(node: ast.AST) -> bool:
         case ast.Assign(_, ast.Tuple(parts)):
             return all(isinstance(each, ast.Name | ast.Attribute) for each in parts)
     return False
-
-
-def _telling(carried: Carried) -> Write:
-    """Return the write that makes the new value from the old, else any computed one."""
-
-    def order(write: Write) -> tuple[int, int]:
-        if write.how in PARTIAL:
-            return 2, -write.step.number
-        is_constant = write.value is not None and write.value.kind == "const"
-        return int(not is_constant), -write.step.number
-
-    return max(carried.survivors, key=order)
-
-
-def _left(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
-    reads = [read for place in lost for read in flow.reads.get(place, ())]
-    deciding = {read.at for read in flow.leads_to(reads)}
-    for event in flow.program.events("left"):
-        if not isinstance(event.loop, EpochLoop):
-            continue
-        guards = event.step.guards[len(event.loop.step.guards) :]
-        tests = {node for guard in guards for node in ast.walk(guard.test)}
-        if tests & deciding:
-            message = "a value that a restart loses decides about this break"
-            yield flow.program.finding(ER209, event, message)
 
 
 _SETTING = re.compile(r"(?:^|[._])(?:un)?(?:freeze|enable|disable)")
