@@ -29,9 +29,7 @@ from elasticrun.lint.finding import Finding
 
 _LOST_RULES = ("ER301", "ER306", "ER302", "ER304", "ER307", "ER303", "ER305")
 _FILE_RULES = ("ER104", "ER106")
-_DRAW_RULES = ("ER109", "ER501")
 _LOST_RULE = "ER301"  # Where the linter has nothing.
-_SEEDING = re.compile(r"seed\w*\([^)]")  # With an argument: `seed()` may draw anything.
 
 
 class Cause(NamedTuple):
@@ -84,7 +82,7 @@ class Cause(NamedTuple):
         if self.how == "timed":
             return "the program looks at the clock, which a restart does not set back"
         if self.how == "drawn":
-            return f"zone {self.zone} draws random numbers, which a replay draws anew"
+            return f"zone {self.zone} draws from a generator without a seed"
         return (
             "no registered state and no variable explains it; what workers of loaders "
             "and objects of other packages keep was not looked at"
@@ -173,11 +171,7 @@ class CauseFinder:
             return causes
         if drifted:
             return [Cause("drifted", drifted[0])]
-        drawn = self._drawn(lines)
-        lost = self.lost(run, lines)
-        if drawn and not any(cause.message for cause in lost):
-            return drawn
-        found = [*lost, *drawn] or self.at_lines("timed", lines, {CLOCK})
+        found = self.lost(run, lines) or self.at_lines("timed", lines, {CLOCK})
         return found or [Cause("unknown")]
 
     def at_lines(
@@ -228,35 +222,13 @@ class CauseFinder:
         causes.sort(key=lambda each: each.line if each.how == "remade" else 0)
         return causes
 
-    def _drawn(self, lines: Sequence[LineChange]) -> list[Cause]:
-        causes = []
-        seeded: set[tuple[int, str, str]] = set()  # In a zone of a replay, a generator.
-        for line in lines:
-            is_replayed = line.leg > 0 and line.zone != "L"
-            if line.field.startswith("random.") and is_replayed:
-                cause = self._located(Cause("drawn", line.field), line)
-                drawn_from = (line.leg, line.field, line.zone)
-                if _SEEDING.search(cause.source):
-                    seeded.add(drawn_from)
-                    continue
-                # No replay skips anything before the first loop: what is drawn there
-                # from a generator with a seed is what was drawn the first time.
-                is_seeded = line.zone == "P" and line.field not in self.mask.unseeded
-                if is_seeded or (line.zone == "A" and drawn_from in seeded):
-                    continue
-                rule, message = self._rule_at(cause.path, line.line, _DRAW_RULES)
-                causes.append(cause._replace(rule=rule or "ER109", message=message))
-        return _unique(causes)
-
-    def _rule_at(
-        self, path: str, line: int, prefixes: Sequence[str] = ("ER1",)
-    ) -> tuple[str, str]:
+    def _rule_at(self, path: str, line: int) -> tuple[str, str]:
         """Return the rule and the message of a finding at a line, if there is one."""
         own = [
             finding
             for finding in self.findings
             if path
-            if finding.code.startswith(tuple(prefixes))
+            if finding.code.startswith("ER1")
             and os.path.realpath(finding.path) == os.path.realpath(path)
         ]
         # A file is written when its block ends, which Python counts as its first line.
