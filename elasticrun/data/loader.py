@@ -491,7 +491,9 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         return reader
 
     def _stop(self) -> None:
-        self.running_loop.end_reading()
+        loop = self.running_loop
+        loop.end_reading()
+        loop.end_reading = RunningLoop().end_reading  # Models know the loop for longer.
 
     def _trace(self, trace: Trace) -> None:
         trace_batch(trace, self.running_loop, self.dataset, batch=self.batch_index)

@@ -275,11 +275,14 @@ def test_persistent_workers_see_what_was_set_before_a_loop(
         for epoch in remaining_epochs_until(3):
             change(data, epoch)
             for number, batch in loader.enumerate():
+                loops.append(loader.running_loop)  # As a model would.
+                assert len(multiprocessing.active_children()) == 1
                 seen.append(sum(float(part[0]) for part in batch[1:]))
                 if 3 * epoch + number == stop_in:
                     request_stop()
         return seen
 
+    loops: list[Any] = []
     seen: list[float] = []
     run_once(lambda: script(4), tmp_path)
     run_once(lambda: script(None), tmp_path)
