@@ -29,7 +29,6 @@ from elasticrun.lint.finding import Finding
 _LOST_RULES = ("ER301", "ER306", "ER302", "ER304", "ER307", "ER305")
 _FILE_RULES = ("ER104", "ER106")
 _LOST_RULE = "ER301"  # Where the linter has nothing.
-_SEEDING = re.compile(r"seed\w*\([^)]")  # With an argument: `seed()` may draw anything.
 
 
 class Cause(NamedTuple):
@@ -69,7 +68,7 @@ class Cause(NamedTuple):
         if self.how == "lost":
             return f"the plain variable {change} was not kept over the restart"
         if self.how == "drawn":
-            return f"zone {self.zone} draws random numbers, which a replay draws anew"
+            return f"zone {self.zone} draws from a generator without a seed"
         return (
             "no registered state and no variable explains it; what workers of loaders "
             "and objects of other packages keep was not looked at"
@@ -151,11 +150,7 @@ class CauseFinder:
         causes = self._replayed(changes, lines)
         if causes:
             return causes
-        drawn = self._drawn(lines)
-        lost = self.lost(run, lines)
-        if drawn and not any(cause.message for cause in lost):
-            return drawn
-        return [*lost, *drawn] or [Cause("unknown")]
+        return self.lost(run, lines) or [Cause("unknown")]
 
     def at_lines(
         self, how: str, lines: Sequence[LineChange], fields: Collection[str]
@@ -202,35 +197,13 @@ class CauseFinder:
         causes.sort(key=lambda each: (not each.message, not each.path, each.name))
         return causes
 
-    def _drawn(self, lines: Sequence[LineChange]) -> list[Cause]:
-        causes = []
-        seeded: set[tuple[int, str, str]] = set()  # In a zone of a replay, a generator.
-        for line in lines:
-            is_replayed = line.leg > 0 and line.zone != "L"
-            if line.field.startswith("random.") and is_replayed:
-                cause = self._located(Cause("drawn", line.field), line)
-                drawn_from = (line.leg, line.field, line.zone)
-                if _SEEDING.search(cause.source):
-                    seeded.add(drawn_from)
-                    continue
-                # No replay skips anything before the first loop: what is drawn there
-                # from a generator with a seed is what was drawn the first time.
-                is_seeded = line.zone == "P" and line.field not in self.mask.unseeded
-                if is_seeded or (line.zone == "A" and drawn_from in seeded):
-                    continue
-                rule, message = self._rule_at(cause.path, line.line, ("ER501",))
-                causes.append(cause._replace(rule=rule, message=message))
-        return _unique(causes)
-
-    def _rule_at(
-        self, path: str, line: int, prefixes: Sequence[str] = ("ER1",)
-    ) -> tuple[str, str]:
+    def _rule_at(self, path: str, line: int) -> tuple[str, str]:
         """Return the rule and the message of a finding at a line, if there is one."""
         own = [
             finding
             for finding in self.findings
             if path
-            if finding.code.startswith(tuple(prefixes))
+            if finding.code.startswith("ER1")
             and os.path.realpath(finding.path) == os.path.realpath(path)
         ]
         # A file is written when its block ends, which Python counts as its first line.

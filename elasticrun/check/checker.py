@@ -346,4 +346,4 @@ class Checker:
         if changed:
             return changed[:_MOST_WATCHED]
         lost = [VARIABLE_PREFIX + cause.name for cause in finder.lost(run)]
-        return [*run.moments[-1].random, *lost[:_MOST_WATCHED]]
+        return lost[:_MOST_WATCHED]

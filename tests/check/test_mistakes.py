@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.check.checking import check
+from tests.check.checking import check, run
 
 pytestmark = pytest.mark.slow
 
@@ -85,6 +85,31 @@ def test_what_the_linter_does_not_see(tmp_path: Path) -> None:
     }
     # The linter sees this one: the line is its own.
     assert ("lost", "rng", found.line_of("rng = np.random.default_rng(0)")) in causes
+
+
+@pytest.mark.wide
+def test_what_workers_keep_is_named_as_not_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "counts.py").write_text(
+        "import torch\nfrom torch.utils.data import Dataset\n"
+        "from elasticrun import AdaptiveDataLoader, AdaptiveDataParallel\n"
+        "from elasticrun import remaining_epochs_until\n\n\n"
+        "class Counted(Dataset):\n    num_read = 0\n\n"
+        "    def __len__(self):\n        return 16\n\n"
+        "    def __getitem__(self, index):\n        self.num_read += 1\n"
+        "        return torch.full((1,), float(self.num_read))\n\n\n"
+        "model = AdaptiveDataParallel(torch.nn.Linear(1, 1))\n"
+        "options = {'num_workers': 1, 'persistent_workers': True}\n"
+        "train = AdaptiveDataLoader(Counted(), 8, **options)\n"
+        "for epoch in remaining_epochs_until(3):\n    for x in train:\n"
+        "        with torch.no_grad():\n"
+        "            model.module.weight.copy_(x.sum())\n"
+    )
+    process = run(tmp_path, "--at", "1:0:1", *SMALL, "counts.py")
+    assert process.returncode == 1
+    assert (
+        "no registered state and no variable explains it; what workers of loaders and "
+        "objects of other packages keep was not looked at" in process.stdout
+    )
 
 
 @pytest.mark.wide

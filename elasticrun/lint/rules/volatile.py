@@ -36,6 +36,7 @@ def check(program: Walked) -> Iterator[Finding]:
             elif carried.place not in lost:
                 yield from _over_turns(flow, turns, carried, lost)
     yield from behind(flow, lost)
+    yield from _ahead(flow)
     yield from _left(flow, lost)
 
 
@@ -174,6 +175,52 @@ def _left(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
         if tests & deciding:
             message = "a value that a restart loses decides about this break"
             yield flow.program.finding(ER209, event, message)
+
+
+def _ahead(flow: Dataflow) -> Iterator[Finding]:
+    """Yield batches that a prefetcher hands out once it has asked for the next ones."""
+    program = flow.program
+    asking = {e.step for e in program.graph.loops if e.is_elastic and e.sure}
+    asking |= {
+        event.step
+        for event in program.events("asked")
+        if event.value is not None and elastic_loaders_in(event.value)
+    }
+    told: set[int] = set()  # Calls: one name of each is enough.
+    for place, reads in flow.reads.items() if asking else ():
+        given = {each.step for each in reads if _hands_out(each.step.node)}
+        for write in flow.writes[place] if given and place[0] not in told else ():
+            origins = [e for r in write.step.reads for e in flow.writes[r.place]]
+            values = (each.value for each in [write, *origins])
+            is_batch = any(each and "batch" in each.taints for each in values)
+            if not is_batch or not _is_plain(write.step.node):
+                continue
+            later = (asking - {write.step}) & flow.reached(write.step, place)
+            if any(given & flow.reached(each, place) for each in later):
+                message = (
+                    f"`{write.name}` is handed out once the next batch was asked for, "
+                    "so it counts as trained before it is; a restart loses it"
+                )
+                help_text = "let the loader read ahead: num_workers=, device="
+                yield program.finding(ER301, write, message, help_text=help_text)
+                told.add(place[0])
+                break
+
+
+def _hands_out(node: ast.AST) -> bool:
+    return isinstance(node, ast.Return | ast.Yield) or isinstance(
+        getattr(node, "value", None), ast.Yield
+    )
+
+
+def _is_plain(node: ast.AST) -> bool:
+    """Return whether a statement gives a name to something that has one."""
+    match node:
+        case ast.Assign(_, ast.Name() | ast.Attribute()):
+            return True
+        case ast.Assign(_, ast.Tuple(parts)):
+            return all(isinstance(each, ast.Name | ast.Attribute) for each in parts)
+    return False
 
 
 _SETTING = re.compile(r"(?:^|[._])(?:un)?(?:freeze|enable|disable)")

@@ -17,6 +17,7 @@ from elasticrun.lint.values import (
     Kind,
     Value,
     constant,
+    elastic_loaders_in,
     external,
     key_of,
     loaders_in,
@@ -148,7 +149,8 @@ def next_(walk: Walk, it: Called) -> Value | None:
         made_at = source.made_at
         source = Value("iterator", "generator", parts=inner, made_at=made_at)
     walk.note(it.node, "asked", source, given=it, turns=walk.turns)
-    return unknown(taints=it.taints)
+    is_batch = bool(elastic_loaders_in(source))
+    return unknown(taints=it.taints | frozenset(("batch",) if is_batch else ()))
 
 
 def _loaders_of(generator: Value) -> list[Value]:

@@ -49,9 +49,7 @@ def iterate(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     elif value.kind == "generator":
         _generator(walk, value, node, body)
     elif value.defines("__iter__"):
-        method = attribute(walk, value, "__iter__", node)
-        made = call_function(walk, method, node, Arguments())
-        walk.iterate(made if made.kind in _ITERATED else unknown(), node, body)
+        _object_loop(walk, value, node, body)
     elif elements := _few_elements(value):
         _unrolled(walk, elements, node, body)
     else:
@@ -61,6 +59,18 @@ def iterate(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
             if walk.epoch is None:
                 element.taints |= _TRUE
         _repeated(walk, node, body, element)
+
+
+def _object_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
+    """Walk through a loop over an object of a class of the project's."""
+    method = attribute(walk, value, "__iter__", node)
+    made = call_function(walk, method, node, Arguments())
+    if made.defines("__next__"):
+        ask = attribute(walk, made, "__next__", node)
+        with looping(walk, walk.step(node)):
+            body(call_function(walk, ask, node, Arguments()))
+    else:
+        walk.iterate(made if made.kind in _ITERATED else unknown(), node, body)
 
 
 def _is_loader(value: Value) -> bool:
