@@ -151,8 +151,10 @@ class Checker:
         self._report.difference = first
         when = f" at {first.key.describe()}" if first.key else ""
         unseeded = sorted(finder.mask.unseeded)
-        notes = self._trials.run(self._base().route, watched=unseeded).notes
-        causes = finder.at_lines("drawn", line_changes_of(notes), unseeded)
+        causes = []
+        if unseeded:
+            notes = self._trials.run(self._base().route, watched=unseeded).notes
+            causes = finder.at_lines("drawn", line_changes_of(notes), unseeded)
         raise Problem(
             ExitCode.NOT_REPRODUCIBLE,
             f"two runs without any restart differ: {first.name} "
