@@ -7,6 +7,7 @@ import json
 import os
 import queue
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,10 @@ from elasticrun.launcher.terminal.console import Console
 _MOST_SECONDS = 60.0  # For one command and what it starts.
 _LAST_SECONDS = 10.0  # For the commands that still run when the job has ended.
 _MOST_ERROR = 500  # Bytes of what a failed command has said.
+# And no session of its own: of those the launcher takes what is left for a replica's.
+_OWN_GROUP: Any = {"process_group": 0}
+if sys.version_info < (3, 11):
+    _OWN_GROUP = {"preexec_fn": os.setpgrp}
 
 
 class EventKeeper:
@@ -84,7 +89,7 @@ def _run(command: str, given: bytes) -> str:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            preexec_fn=os.setpgrp,  # No session: the launcher ends those of others.
+            **_OWN_GROUP,
         )
     except OSError as refused:
         return str(refused)

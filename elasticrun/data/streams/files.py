@@ -43,11 +43,7 @@ def open_file(name: str) -> IO[bytes]:
 
 
 def _check_plain(name: str) -> None:
-    """Refuse a pipe, which would wait for a writer, and has data only once.
-
-    Raises:
-        ElasticRunError: It is no plain file.
-    """
+    """Refuse a pipe, which would wait for a writer, and has data only once."""
     if not stat.S_ISREG(os.stat(name).st_mode):
         raise ElasticRunError(
             f"{name} is no plain file, but a pipe, a device or a directory. Data is "
