@@ -150,7 +150,7 @@ def test_kills_at_random_cost_no_step_and_change_no_bit(
         assert job.wait() == 0, job.events
     lost = steps_lost(stage)
     print(f"steps lost by {len(lost)} kills: {lost}")
-    print(*re.findall(r"; no rescue: .*", job.events), sep="\n")
+    print(*re.findall(r"crashed at (?!.*; rank \d+ saved ).*", job.events), sep="\n")
     epochs = 1 + max(line["epoch"] for line in read_trace(stage.trace))
     (tmp_path / "calm").mkdir()
     calm = Stage(tmp_path / "calm")
