@@ -9,7 +9,7 @@ from typing import BinaryIO
 from elasticrun.checkpoint.states.expected import COUNT, MAPPING, check_values
 from elasticrun.checkpoint.states.metrics import find_metrics
 from elasticrun.checkpoint.states.noted import Noted, Place
-from elasticrun.checkpoint.states.remembered import Remembered
+from elasticrun.checkpoint.states.remembered import form_of
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.states.values import load_values, save_values
 from elasticrun.logger import Logger
@@ -40,7 +40,7 @@ class Anchors(BaseState):
         if noted.is_over:
             return
         forms = {
-            state.name: Remembered(current).form()
+            state.name: form_of(current)
             for state in states
             if not state.is_per_replica
             and not find_metrics(state.target)  # Each replica has its own part.

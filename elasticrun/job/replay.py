@@ -14,6 +14,7 @@ from elasticrun.checkpoint.states.remembered import (
     Change,
     Remembered,
     exact,
+    form_of,
     is_whole,
     without,
 )
@@ -61,7 +62,7 @@ class ReplayedStates:
             for state in self._states:
                 self.note(state)
                 if load is not None and state in self._loaded:
-                    pair = self._loaded[state], Remembered(state.current()).form()
+                    pair = self._loaded[state], form_of(state.current())
                     self._on_purpose[state] = pair
             self._loaded = {}
 
@@ -73,7 +74,7 @@ class ReplayedStates:
         target = state.overwrites
         for each in self._states:
             if each is state or (target is not None and each.target is target):
-                self._loaded[each] = Remembered(each.current()).form()
+                self._loaded[each] = form_of(each.current())
 
     @property
     def is_guided(self) -> bool:
@@ -103,7 +104,7 @@ class ReplayedStates:
             form = without(form, *self._on_purpose[state])
         is_free = not isinstance(target, (nn.Module, Optimizer))
         found = Remembered.of_form(form).put_back(values, is_free=is_free)
-        shown, now = (Remembered(each).form() for each in (found, state.current()))
+        shown, now = (form_of(each) for each in (found, state.current()))
         if type(found) is type(values) and exact(shown) != exact(now):
             state.put_back(found)  # It had returned copies.
 

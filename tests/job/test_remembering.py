@@ -31,9 +31,11 @@ from elasticrun import (
     register,
     remaining_steps_until,
 )
+from elasticrun.checkpoint.states.remembered import exact, form_of
 from elasticrun.checkpoint.states.state import BaseState, CannotRescueError
 from elasticrun.job.current import current_job
 from elasticrun.job.noise import NoiseRecord, StepPart
+from elasticrun.job.replay import ReplayedStates
 from elasticrun.job.rescue import remember
 from elasticrun.testing import Job, run_generation
 
@@ -384,6 +386,25 @@ def test_an_average_that_has_followed_since_is_noticed(job: Job) -> None:
     own.update_parameters(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     with pytest.raises(CannotRescueError, match="change them behind optimizer.step()"):
         put_back()
+
+
+@pytest.mark.parametrize("name", schedulers())
+def test_each_of_torchs_schedulers_is_shown_as_it_was_at_an_anchor(
+    job: Job, name: str
+) -> None:
+    own = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1, momentum=0.9)
+    scheduler = schedulers()[name](own)
+    register(scheduler=scheduler)
+    own.step()
+    replayed, state = ReplayedStates(job.states), state_called("scheduler")
+    before = exact(form_of(state.current()))
+    replayed.add_anchor((0, 0, True))
+    for _ in range(2):
+        scheduler.step(*[1.0] * (name == "ReduceLROnPlateau"))
+    assert exact(form_of(state.current())) != before
+    replayed.begin(lambda state: None)
+    replayed.pass_anchor((0, 0, True))
+    assert exact(form_of(state.current())) == before
 
 
 def test_all_of_torchs_schedulers_are_tried() -> None:

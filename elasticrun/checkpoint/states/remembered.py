@@ -82,9 +82,6 @@ class Remembered:
         made._content = _read(form, 0)
         return made
 
-    def form(self) -> Any:
-        return _form(self._content)
-
     def compare(self, values: Any) -> Change:
         """Return what has changed, given the values as they are now."""
         return _compare(self._content, values)
@@ -105,6 +102,11 @@ class Remembered:
     def unknown(self) -> Iterator[tuple[str, type[Any]]]:
         """Yield paths, such as `a.0.b`, and kinds of values that are not remembered."""
         return _unknown_in(self._content, ())
+
+
+def form_of(values: Any) -> Any:
+    """Return the form of values as they are now."""
+    return _form(_remember(values, 0, False))
 
 
 def exact(form: Any) -> bytes:
@@ -283,6 +285,7 @@ class _Container(_Node):
             if not is_alike and not (is_free and _can_be_made(self._kind)):
                 return value
             own = value if is_alike else _MISSING
+        is_free |= self._kind in (set, frozenset)
         is_row = type(parts) is list
         now, parts = _by_key(_parts_of(value) if is_alike else []), _by_key(parts)
         if not is_free:
@@ -299,8 +302,11 @@ class _Container(_Node):
         return _fill(self._kind.__new__(self._kind) if own is _MISSING else own, before)
 
 
-def _remember(value: Any, depth: int) -> Any:
-    """Return a value that never changes in place as it is, else a node."""
+def _remember(value: Any, depth: int, is_tracked: bool = True) -> Any:
+    """Return a value that never changes in place as it is, else a node.
+
+    Tracked or not: whether changes are to be seen, or only a form is wanted.
+    """
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -312,20 +318,22 @@ def _remember(value: Any, depth: int) -> Any:
         elif type(parts) is list and _PLAIN.issuperset(map(type, parts)):
             return _Container(kind, parts, value)
         elif len(parts) <= _MOST_VALUES:
-            return _Container(kind, _remember_all(parts, depth + 1), value)
+            return _Container(kind, _remember_all(parts, depth + 1, is_tracked), value)
     if _is_counted(value):
         is_small = not _is_sharded(value) and value.numel() <= _MOST_COPIED
+        if not is_tracked:
+            return _Tensor(value.detach()) if is_small else _Unknown(kind)
         return _Tensor(value.detach().clone() if is_small else None, value)
     if kind is np.ndarray and value.size <= _MOST_COPIED and not value.dtype.hasobject:
         return _Array(value.copy(), value)
     return value if _is_fixed(value) else _Unknown(kind)
 
 
-def _remember_all(parts: Any, depth: int) -> Any:
+def _remember_all(parts: Any, depth: int, is_tracked: bool) -> Any:
     if type(parts) is list:
-        return [_remember(each, depth) for each in parts]
+        return [_remember(each, depth, is_tracked) for each in parts]
     return {
-        key: each if type(each) in _PLAIN else _remember(each, depth)
+        key: each if type(each) in _PLAIN else _remember(each, depth, is_tracked)
         for key, each in parts.items()
     }
 
@@ -441,7 +449,7 @@ def _form(content: Any) -> Any:
     made = content.__reduce_ex__(2) if isinstance(content, _MADE) else ()
     if type(made) is not tuple or len(made) != 2 or made[0] is not kind:
         return set()
-    form = _pair(kind, [_form(_remember(each, 0)) for each in made[1]])
+    form = _pair(kind, [form_of(each) for each in made[1]])
     return form if is_whole(form) else set()
 
 

@@ -21,6 +21,7 @@ from elasticrun.checkpoint.states.remembered import (
     Change,
     Remembered,
     exact,
+    form_of,
     is_whole,
 )
 from elasticrun.checkpoint.states.values import load_values, save_values
@@ -160,7 +161,7 @@ def saved(form: Any) -> Any:
 def test_a_form_that_was_saved_puts_values_of_all_kinds_back(
     before: Any, now: Any, place: str
 ) -> None:
-    form = Remembered({"value": before}).form()
+    form = form_of({"value": before})
     assert is_whole(form)
     values = {place: now, "more": now}
     if any(isinstance(each, deque | defaultdict) for each in objects_in(before)):
@@ -176,7 +177,7 @@ def test_a_form_that_was_saved_puts_values_of_all_kinds_back(
     kept = values.get("value")
     assert Remembered.of_form(saved(form)).put_back(values) is values
     assert in_full(values) == in_full({"value": before})
-    assert exact(Remembered(values).form()) == exact(form)
+    assert exact(form_of(values)) == exact(form)
     if type(before) is type(kept) and type(kept) in (list, dict, set):
         assert values["value"] is kept
 
@@ -187,7 +188,7 @@ def test_what_is_in_no_form_stays_as_it_is() -> None:
 
     own, large = object(), torch.ones(2000)
     before = {"a": [own, large, 1], "b": {Local.A: 1}, "c": 1 << 2001, "n": 1}
-    form = Remembered(before).form()
+    form = form_of(before)
     assert not is_whole(form)
     now = {"a": [2, large, 2], "b": 3, "c": 4, "n": 2}
     assert Remembered.of_form(saved(form)).put_back(now) is now
@@ -198,7 +199,7 @@ def test_what_is_in_no_form_stays_as_it_is() -> None:
 def test_what_does_not_fit_stays_as_it_is() -> None:
     now = {"lr": 0.1, "betas": (0.9, 0.99), "step": torch.ones(1)}
     for wrong in ("text", [1], {}, torch.zeros(3), None, {1}, Mode.TRAIN):
-        form = Remembered(dict.fromkeys([*now, "other"], wrong)).form()
+        form = form_of(dict.fromkeys([*now, "other"], wrong))
         found = Remembered.of_form(form).put_back(dict(now), is_free=False)
         assert found == now
 
