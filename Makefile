@@ -1,9 +1,13 @@
-# Every target makes its own environment in .venv, once.
+# Every target makes its own environment in .venv, once, with what it needs.
 
 PYTHON ?= python3
 VENV := .venv
 REQUIREMENTS := requirements-dev.txt
 INSTALLED := $(VENV)/.installed
+# All that is needed is there where everything is.
+DEMO := $(or $(wildcard $(INSTALLED)),$(VENV)/.demo)
+DOCS := $(or $(wildcard $(INSTALLED)),$(VENV)/.docs)
+TORCH := $(shell grep '^torch==' $(REQUIREMENTS))
 RUN := $(VENV)/bin/python
 PYTEST := $(RUN) -m pytest
 IN_PARALLEL := -n auto --dist worksteal
@@ -17,7 +21,7 @@ fast test wide soak: export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo style check fast matrix test wide soak gpu bench docs installed clean
 
-demo: $(INSTALLED)  ## interrupt a training four times; compare it with one that ran through
+demo: $(DEMO)  ## interrupt a training four times; compare it with one that ran through
 	$(RUN) examples/demo.py
 
 style: $(INSTALLED)  ## format, lint, types
@@ -49,7 +53,7 @@ gpu: $(INSTALLED)  ## the tests that need a GPU
 bench: $(INSTALLED)  ## one JSON line a measurement
 	@set -e; for script in benchmarks/[a-z]*.py; do $(RUN) $$script; done
 
-docs: $(INSTALLED)  ## build the site of docs/ and the docstrings, and serve it on this machine
+docs: $(DOCS)  ## build the site of docs/ and the docstrings, and serve it on this machine
 	$(RUN) docs/command_line.py
 	$(RUN) docs/pictures/costs.py
 	$(RUN) -m sphinx -q -E -W --keep-going -c docs . build/site
@@ -61,8 +65,11 @@ clean:
 
 installed: $(INSTALLED)
 
-$(INSTALLED): setup.py $(REQUIREMENTS)
+$(INSTALLED): WANTED := --requirement $(REQUIREMENTS)
+$(VENV)/.demo: WANTED := $(TORCH) --editable .[examples]
+$(VENV)/.docs: WANTED := $(TORCH) --editable .[docs]
+$(INSTALLED) $(VENV)/.demo $(VENV)/.docs: setup.py $(REQUIREMENTS)
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10) and 'Python 3.10 or later is needed; name one: make PYTHON=python3.12')"
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --requirement $(REQUIREMENTS)
+	$(RUN) -m pip install $(WANTED)
 	touch $@

@@ -28,7 +28,6 @@ setup(
     install_requires=["torch>=2.7,<3", "numpy", "cloudpickle", "psutil"],
     entry_points={
         "console_scripts": ["elasticrun = elasticrun.__main__:main"],
-        "flake8.extension": ["ER = elasticrun.lint.flake8:Plugin"],
     },
     extras_require={
         "progress": ["tqdm"],

@@ -61,7 +61,7 @@ def _helps(action: argparse.Action) -> Iterator[str]:
 
 def _usages(parser: argparse.ArgumentParser) -> Iterator[str]:
     for action in parser._actions:
-        if not isinstance(action, argparse._HelpAction) and action.dest != "json":
+        if not isinstance(action, argparse._HelpAction):
             words = usage(action)
             is_optional = action.option_strings or action.nargs in ("?", "*")
             yield f"[{words}]" if is_optional else words

@@ -6,9 +6,13 @@ and the reference of the names that stand in the table of reference/api.md.
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
+
+from docutils import nodes
 
 import elasticrun
 
@@ -58,6 +62,8 @@ _SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields):$")
 
 def add_menu(_app: Any, page: str, source: list[str]) -> None:
     """Give the first page what Sphinx makes its menu of, from its own links."""
+    if page.startswith("elasticrun/lint/pages/ER"):  # Pieces of scripts, in colours.
+        source[0] = source[0].replace("```text", "```python")
     if page == "elasticrun/lint/pages/index":
         source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\nER*\n```\n"
     if page != root_doc:
@@ -76,6 +82,20 @@ def add_docstrings(_app: Any, page: str, source: list[str]) -> None:
         return
     head, *sections = re.split(r"^(?=## )", source[0], flags=re.MULTILINE)
     source[0] = head + "".join(section + docstrings(section) for section in sections)
+
+
+def describe(_app: Any, _page: str, _template: str, context: Any, tree: Any) -> None:
+    """Give a page its first paragraph as the description that searches show."""
+    if tree is None:
+        return
+    of_text = [
+        p for p in tree.findall(nodes.paragraph) if p.parent.tagname == "section"
+    ]
+    texts = [" ".join(each.astext().split()) for each in of_text]
+    texts.append(f"elasticrun: {context['title']}")
+    text = next(each for each in texts if not each.startswith("Severity:"))
+    described = html.escape(shorten(text, 160, placeholder=" ..."))
+    context["metatags"] += f'<meta name="description" content="{described}">'
 
 
 def docstrings(section: str) -> str:
@@ -119,5 +139,6 @@ def setup(app: Any) -> None:
     """Let pages and docstrings be completed before they are read."""
     app.connect("source-read", add_menu)
     app.connect("source-read", add_docstrings)
+    app.connect("html-page-context", describe)
     app.connect("autodoc-skip-member", skip)
     app.connect("autodoc-process-docstring", mark_code, priority=1)

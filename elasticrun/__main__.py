@@ -6,14 +6,12 @@ Nothing heavy is imported before it is known what is asked for.
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, NoReturn, cast
+from typing import Any
 
 from elasticrun.errors import BY_SIGNAL, USAGE
 from elasticrun.launcher.script_arguments import add_script_arguments
@@ -29,11 +27,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not arguments:
         parser.print_help(sys.stderr)
         return USAGE
-    # A function's options are all given by who calls it.
-    if arguments[0] == "run" and arguments[1:2] != ["--function"]:
-        from elasticrun.launcher.project import words_of_project
-
-        arguments[1:1] = words_of_project(parser)
     options = parser.parse_args(arguments)
     try:
         return int(options.run(options))
@@ -58,14 +51,17 @@ def _open_standard_streams() -> None:
 
 
 def _make_parser(chosen: str) -> argparse.ArgumentParser:
-    parser = _Parser(prog="elasticrun", description=_DESCRIPTION)
+    # No part of an option's name: a newer version may have two that begin so.
+    parser = argparse.ArgumentParser(
+        prog="elasticrun", description=_DESCRIPTION, allow_abbrev=False
+    )
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=text, description=text)
-        command.set_defaults(parser=command)
-        return cast(argparse.ArgumentParser, command)
+        return commands.add_parser(
+            name, help=text, description=text, allow_abbrev=False
+        )
 
     for name, text, add_arguments in (
         ("run", "train with a script, and restart it after crashes", _add_run),
@@ -73,7 +69,6 @@ def _make_parser(chosen: str) -> argparse.ArgumentParser:
         ("status", "show the running jobs, or how the last one ended", _add_status),
         ("stop", "save and stop a running job", _add_stop),
         ("leave", "save, and go on without this machine", _add_job),
-        ("wait", "wait until a job ends, and exit with its exit code", _add_job),
         ("logs", "show what the replicas have printed", _add_logs),
     ):
         command = add(name, text)
@@ -151,10 +146,6 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--notice", metavar="aws|gcp|azure|URL",
         help="the cloud, or a URL, to ask whether this machine will be taken away; "
              "before that the job saves and leaves")  # fmt: skip
-    add("--scale-by", metavar="efficiency:SHARE|COMMAND",
-        help="choose the replicas within --replicas MIN:MAX: the most with a speedup "
-             "of SHARE times their number, or what COMMAND prints; it gets the scaling "
-             "table as JSON")  # fmt: skip
     add("-q", "--quiet", action="store_true",
         help="show only the launcher's messages; the output of processes goes to the "
              "logs")  # fmt: skip
@@ -209,9 +200,6 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
     add("--scaling", action="store_true",
         help="show how fast each number of replicas trains, by the newest "
         "checkpoint")  # fmt: skip
-    add("--worth", type=float, metavar="X",
-        help="print only the largest number of replicas whose speedup is at least X "
-             "times their number, for example 0.7")  # fmt: skip
 
 
 def _add_logs(parser: argparse.ArgumentParser) -> None:
@@ -220,16 +208,12 @@ def _add_logs(parser: argparse.ArgumentParser) -> None:
     add("--rank", type=int, metavar="R", help="show this rank only")
     add("--generation", type=int, metavar="G", help="default: the newest")
     add("--tail", type=int, metavar="N", help="show the last N lines of each rank")
-    add("--since", metavar="T",
-        help="show what was printed since then: 90s, 10m, 2h or 1d ago, or a time such "
-        "as 12:30")  # fmt: skip
-    add("--stderr", action="store_true", help="show only what went to stderr")
     add("-f", "--follow", action="store_true", help="continue while the job runs")
 
 
 def _add_checkpoints(commands: Any) -> None:
     """Hand on all words as they are; who can do something with them looks at them."""
-    text = "list, verify, show, compare or export checkpoints"
+    text = "list, verify, show or export checkpoints"
     parser = commands.add_parser(
         "checkpoints", help=text, add_help=False, prefix_chars="\0"
     )
@@ -248,38 +232,6 @@ def _lazily(module: str, function: str) -> Callable[[argparse.Namespace], int]:
         return int(getattr(import_module(module), function)(options))
 
     return call
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says which command or option is near one that there is not.
-
-    It takes no part of an option's name for the option: a newer version may have two
-    that begin so.
-    """
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(allow_abbrev=False, **kwargs)
-
-    def parse_args(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse what nobody knows, with the usage of the command that was asked."""
-        options, unknown = self.parse_known_args(*args, **kwargs)
-        if unknown:
-            asked: argparse.ArgumentParser = getattr(options, "parser", self)
-            known = re.findall(r"--[\w-]+", asked.format_help())
-            near = difflib.get_close_matches(unknown[0], known, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            asked.error(f"{unknown[0]} is no option or argument here{hint}")
-        return options
-
-    def error(self, message: str) -> NoReturn:
-        """Print the message, and exit."""
-        found = re.match(r"argument COMMAND: invalid choice: '(.*?)'", message)
-        if found is not None:
-            known = re.findall(r"'?([\w-]+)'?(?=[,)])", message)
-            near = difflib.get_close_matches(found[1], known, 1)
-            hint = f"; did you mean `elasticrun {near[0]}`?" if near else ""
-            message = f"there is no command {found[1]!r}{hint}"
-        super().error(message)
 
 
 class _Version(argparse.Action):

@@ -114,16 +114,3 @@ def seconds_of(
         if (step.num_replicas, own_size) == (replicas, local_size):
             return step.seconds
     return None
-
-
-def most_worth(rows: Sequence[Scaling], worth: float) -> int | None:
-    """Return the most replicas whose speedup, over their number, is at least `worth`.
-
-    None if there is no such number.
-    """
-    found = [
-        row.replicas
-        for row in rows
-        if row.speedup is not None and row.speedup >= worth * row.replicas
-    ]
-    return max(found, default=None)

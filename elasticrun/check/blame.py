@@ -12,7 +12,6 @@ from elasticrun.check.comparing import MISSING, Mask, Mismatch, show
 from elasticrun.check.replica.file_watch import FILE_PREFIX
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.moments import (
-    CLOCK,
     VARIABLE_PREFIX,
     LineChange,
     Moment,
@@ -27,19 +26,17 @@ from elasticrun.check.runs.source import (
 )
 from elasticrun.lint.finding import Finding
 
-_LOST_RULES = ("ER301", "ER306", "ER302", "ER304", "ER307", "ER303", "ER305")
+_LOST_RULES = ("ER301", "ER306", "ER302", "ER304", "ER307", "ER305")
 _FILE_RULES = ("ER104", "ER106")
 _LOST_RULE = "ER301"  # Where the linter has nothing.
-_SEEDING = re.compile(r"seed\w*\([^)]")  # With an argument: `seed()` may draw anything.
 
 
 class Cause(NamedTuple):
     """The cause of a difference, as far as it is known.
 
     Attributes:
-        how: "replayed", "drifted" (replicas apart from each other), "lost" (a plain
-            variable), "remade" (one that is not made alike twice), "drawn" (a random
-            number), "timed" (a look at the clock), or "unknown".
+        how: "replayed", "lost" (a plain variable), "drawn" (a random number), or
+            "unknown".
         name: The field, file or variable that shows it.
         before: What it was when the job stopped.
         after: What it was when the program went on.
@@ -68,22 +65,10 @@ class Cause(NamedTuple):
         change = f"{self.name} {show(self.before)} -> {show(self.after)}"
         if self.how == "replayed":
             return f"replayed code in zone {self.zone} changed {change}"
-        if self.how == "drifted":
-            return (
-                f"the replicas differ in {self.name} without a restart, too: its "
-                "gradients are not averaged, and a restart gives all what rank 0 has"
-            )
         if self.how == "lost":
             return f"the plain variable {change} was not kept over the restart"
-        if self.how == "remade":
-            return (
-                f"a restart makes the plain variable {change} again, and not alike, as "
-                "the order of a set and `hash` differ between processes"
-            )
-        if self.how == "timed":
-            return "the program looks at the clock, which a restart does not set back"
         if self.how == "drawn":
-            return f"zone {self.zone} draws random numbers, which a replay draws anew"
+            return f"zone {self.zone} draws from a generator without a seed"
         return (
             "no registered state and no variable explains it; what workers of loaders "
             "and objects of other packages keep was not looked at"
@@ -131,10 +116,7 @@ def lost_variables(run: CheckedRun, noise: Iterable[str]) -> list[Cause]:
                 continue
             if name in after or replay.resumed.key.kind != "exit":
                 zone, found = replay.steps[-1][0], after.get(name, MISSING)
-                seen = (m.variables[name] for m in run.moments if name in m.variables)
-                # What nothing has changed before is not made again as it was at first.
-                how = "remade" if next(seen) == value and name in after else "lost"
-                changes.setdefault(name, Cause(how, name, zone, value, found))
+                changes.setdefault(name, Cause("lost", name, zone, value, found))
     return list(changes.values())
 
 
@@ -155,13 +137,11 @@ class CauseFinder:
         run: CheckedRun,
         differences: Sequence[Mismatch],
         lines: Sequence[LineChange],
-        drifted: Sequence[str] = (),
     ) -> list[Cause]:
         """Return what explains the differences of a run, the best explanation first.
 
         Args:
             lines: What a second run of the same route, looked at line by line, showed.
-            drifted: Parameters that replicas have differently without a restart.
         """
         changes = replayed_changes(run, self.mask)
         names = {difference.name for difference in differences}
@@ -170,14 +150,7 @@ class CauseFinder:
         causes = self._replayed(changes, lines)
         if causes:
             return causes
-        if drifted:
-            return [Cause("drifted", drifted[0])]
-        drawn = self._drawn(lines)
-        lost = self.lost(run, lines)
-        if drawn and not any(cause.message for cause in lost):
-            return drawn
-        found = [*lost, *drawn] or self.at_lines("timed", lines, {CLOCK})
-        return found or [Cause("unknown")]
+        return self.lost(run, lines) or [Cause("unknown")]
 
     def at_lines(
         self, how: str, lines: Sequence[LineChange], fields: Collection[str]
@@ -208,54 +181,29 @@ class CauseFinder:
         causes = []
         for change in lost_variables(run, self.mask.noise):
             finding = self._finding_about(change.name, _LOST_RULES)
-            is_remade = change.how == "remade"
-            # What has set it last before the restart, or has made it again.
+            # What has set it last before the restart.
             own = [
                 self._located(change, line)
                 for line in lines
                 if line.field == VARIABLE_PREFIX + change.name
-                if (line.leg > 0) == is_remade
+                if line.leg == 0
             ]
             if finding is not None:
                 causes.append(_at(change, finding))
             elif own:
-                causes.append(own[-1]._replace(rule="" if is_remade else _LOST_RULE))
+                causes.append(own[-1]._replace(rule=_LOST_RULE))
             elif change.after != MISSING:
                 causes.append(change)
         causes.sort(key=lambda each: (not each.message, not each.path, each.name))
-        # What is made of something that is not made alike comes after it.
-        causes.sort(key=lambda each: each.line if each.how == "remade" else 0)
         return causes
 
-    def _drawn(self, lines: Sequence[LineChange]) -> list[Cause]:
-        causes = []
-        seeded: set[tuple[int, str, str]] = set()  # In a zone of a replay, a generator.
-        for line in lines:
-            is_replayed = line.leg > 0 and line.zone != "L"
-            if line.field.startswith("random.") and is_replayed:
-                cause = self._located(Cause("drawn", line.field), line)
-                drawn_from = (line.leg, line.field, line.zone)
-                if _SEEDING.search(cause.source):
-                    seeded.add(drawn_from)
-                    continue
-                # No replay skips anything before the first loop: what is drawn there
-                # from a generator with a seed is what was drawn the first time.
-                is_seeded = line.zone == "P" and line.field not in self.mask.unseeded
-                if is_seeded or (line.zone == "A" and drawn_from in seeded):
-                    continue
-                rule, message = self._rule_at(cause.path, line.line, ("ER501",))
-                causes.append(cause._replace(rule=rule, message=message))
-        return _unique(causes)
-
-    def _rule_at(
-        self, path: str, line: int, prefixes: Sequence[str] = ("ER1",)
-    ) -> tuple[str, str]:
+    def _rule_at(self, path: str, line: int) -> tuple[str, str]:
         """Return the rule and the message of a finding at a line, if there is one."""
         own = [
             finding
             for finding in self.findings
             if path
-            if finding.code.startswith(tuple(prefixes))
+            if finding.code.startswith("ER1")
             and os.path.realpath(finding.path) == os.path.realpath(path)
         ]
         # A file is written when its block ends, which Python counts as its first line.

@@ -17,17 +17,13 @@ from dataclasses import dataclass
 
 from elasticrun.check.baseline import note_what_differs
 from elasticrun.check.blame import CauseFinder, replayed_changes
-from elasticrun.check.comparing import Mask, Mismatch, show
+from elasticrun.check.comparing import Mask, Mismatch, is_tensor, show
 from elasticrun.check.problems import Problem
 from elasticrun.check.replica.file_watch import FILE_PREFIX
 from elasticrun.check.report import ExitCode, Report, Result, Stage, cause_lines
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.engine import Engine
-from elasticrun.check.runs.moments import (
-    CLOCK,
-    VARIABLE_PREFIX,
-    line_changes_of,
-)
+from elasticrun.check.runs.moments import VARIABLE_PREFIX, line_changes_of
 from elasticrun.check.runs.routes import RestartPlace, Route, replicas_in_words
 from elasticrun.check.runs.sweep import places_to_try, spread
 from elasticrun.check.trials import Trials
@@ -78,8 +74,8 @@ class Checker:
         self._size = scope.sizes[0]
         self._trials = Trials(engine, Mask(scope.ignored), say)
         self._report = Report()
-        self._compared_sizes = {self._size}
-        self._differing_sizes: set[int] = set()
+        # Numbers of replicas with which the program trains as with the first one.
+        self._comparable = {self._size: True}
 
     def check(self) -> Report:
         """Run the stages; return what they found."""
@@ -100,7 +96,6 @@ class Checker:
         except Problem as problem:
             report.exit_code = problem.exit_code
             report.problem, report.detail = problem.text, problem.detail
-            report.waits = problem.waits
             if problem.route is not None:
                 report.command = self._scope.command(problem.route.options())
         report.num_runs = self._trials.num_runs
@@ -156,10 +151,10 @@ class Checker:
         self._report.difference = first
         when = f" at {first.key.describe()}" if first.key else ""
         unseeded = sorted(finder.mask.unseeded)
-        notes = self._trials.run(self._base().route, watched=[CLOCK, *unseeded]).notes
-        lines = line_changes_of(notes)
-        causes = finder.at_lines("drawn", lines, unseeded)
-        causes += finder.at_lines("timed", lines, {CLOCK})
+        causes = []
+        if unseeded:
+            notes = self._trials.run(self._base().route, watched=unseeded).notes
+            causes = finder.at_lines("drawn", line_changes_of(notes), unseeded)
         raise Problem(
             ExitCode.NOT_REPRODUCIBLE,
             f"two runs without any restart differ: {first.name} "
@@ -204,44 +199,45 @@ class Checker:
         if problem is not None:
             self._report.notes.append(problem.text)
             return "not compared"
-        self._compare_sizes(second)
-        if self._report.results:
-            return "another number of replicas is another training"
+        if not self._can_compare(second):
+            return (
+                "another number of replicas is another training"
+                if self._report.results
+                else "not compared"
+            )
         sizes = [second, *others, first]
-        if second in self._differing_sizes:
-            sizes = [second, second]  # Others do not even train for as long.
-        elif self._trials.mask.sized:
-            sizes.insert(0, second)  # What is not compared between numbers is here.
         places = spread(self._base().boundaries, len(sizes) - 1)
         del sizes[len(places) + 1 :]
         self._try([Route(tuple(sizes), tuple(places), is_float64=True)])
         return " to ".join(map(str, sizes))
 
-    def _compare_sizes(self, size: int) -> None:
-        """Note what depends on the number of replicas without any restart."""
-        trials = self._trials
-        self._compared_sizes.add(size)
-        base = trials.baseline(self._size, is_float64=True)
-        other = trials.baseline(size, is_float64=True)
-        while differences := trials.differences(base, other):
-            if self._scope.is_float64 or trials.is_exact(base, differences):
-                sizes = ",".join(map(str, self._scope.sizes))
-                words = ["--replicas", sizes, *["--float64"] * self._scope.is_float64]
-                command = self._scope.command(words)
-                self._report.results.append(
-                    Result(other.route, differences, [], command, base.route)
-                )
-                return
-            if not trials.mask.sized:
-                self._report.notes.append(
-                    f"with {replicas_in_words(size)} instead of {self._size}, "
-                    f"{differences[0].name} differs by more than rounding without any "
-                    "restart (dropout and batch normalisation do that); what depends "
-                    "on it is not compared between numbers of replicas"
-                )
-            if not trials.mask.hide_sized(each.name for each in differences):
-                self._differing_sizes.add(size)
-                return
+    def _can_compare(self, size: int) -> bool:
+        """Return whether another number of replicas trains alike without any restart.
+
+        What the program sets may not depend on it; where the first difference is one
+        of weights, as with dropout, that is noted.
+        """
+        if size in self._comparable:
+            return self._comparable[size]
+        base = self._trials.baseline(self._size, is_float64=True)
+        other = self._trials.baseline(size, is_float64=True)
+        differences = self._trials.differences(base, other)
+        self._comparable[size] = not differences
+        is_trained = any(is_tensor(each.expected) for each in differences)
+        if is_trained and not self._scope.is_float64:
+            self._report.notes.append(
+                f"with {replicas_in_words(size)} instead of {self._size}, "
+                f"{differences[0].name} differs by more than rounding without any "
+                "restart (dropout and batch normalisation do that), so these numbers "
+                "of replicas are not compared"
+            )
+        elif differences:
+            sizes = ",".join(map(str, self._scope.sizes))
+            words = ["--replicas", sizes, *["--float64"] * self._scope.is_float64]
+            command = self._scope.command(words)
+            result = Result(other.route, differences, [], command, base.route)
+            self._report.results.append(result)
+        return not differences
 
     def _check_kills(self) -> str:
         places = spread(self._base().boundaries, _NUM_KILLS)
@@ -301,22 +297,17 @@ class Checker:
         base = self._trials.baseline_of(run.route)
         differences = self._trials.differences(base, run)
         if differences and run.route.is_resized:
-            for size in sorted({*run.route.sizes} - self._compared_sizes):
-                self._compare_sizes(size)
-            if self._report.results or {*run.route.sizes} & self._differing_sizes:
-                return []
-            differences = self._trials.differences(base, run)
+            comparable = [
+                self._can_compare(size) for size in sorted({*run.route.sizes})
+            ]
+            return differences if all(comparable) else []
         return differences
 
     def _add(self, run: CheckedRun, differences: list[Mismatch]) -> None:
         finder = self._trials.finder
         assert finder is not None
         run, differences = self._look_closer(run, differences, finder)
-        drifted = self._trials.baseline(
-            max(run.route.sizes), is_float64=run.route.is_float64
-        ).drifted
-        lines = line_changes_of(run.notes)
-        causes = finder.causes(run, differences, lines, drifted)
+        causes = finder.causes(run, differences, line_changes_of(run.notes))
         for known in self._report.results:
             if causes and known.causes and known.causes[0].place == causes[0].place:
                 known.also.append(run.route)
@@ -357,4 +348,4 @@ class Checker:
         if changed:
             return changed[:_MOST_WATCHED]
         lost = [VARIABLE_PREFIX + cause.name for cause in finder.lost(run)]
-        return [CLOCK, *run.moments[-1].random, *lost[:_MOST_WATCHED]]
+        return lost[:_MOST_WATCHED]

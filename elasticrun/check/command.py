@@ -12,7 +12,7 @@ from pathlib import Path
 
 from elasticrun.check.checker import Checker, Scope
 from elasticrun.check.replica.guard import what_is_not_guarded
-from elasticrun.check.report import ExitCode, Report, as_json, as_text
+from elasticrun.check.report import ExitCode, Report, as_text
 from elasticrun.check.runs.engine import Engine, EngineError
 from elasticrun.check.runs.plan import Limits
 from elasticrun.check.runs.routes import parse_restart_place
@@ -54,8 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--hang-timeout", default="60", metavar="SECONDS",
         help="how long no batch may come; default: 60, and five times that before "
         "training begins")  # fmt: skip
-    add("--format", choices=("text", "json"), default="text",
-        help="how the report is written")  # fmt: skip
     add_script_arguments(parser)
 
 
@@ -67,8 +65,7 @@ def main(options: argparse.Namespace) -> int:
         report = Report(exit_code=ExitCode.USAGE, problem=f"{error}")
     except EngineError as error:
         report = Report(exit_code=ExitCode.SCRIPT_FAILS, problem=f"{error}")
-    text = as_json(report) if options.format == "json" else as_text(report)
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write(f"{as_text(report)}\n")
     return report.exit_code
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
@@ -42,7 +42,6 @@ class Mask:
         ignored: Patterns that the user gave for fields and files.
         volatile_files: Files that differ from run to run; their lines are counted.
         unnamed_files: Files that have another name in each run.
-        sized: Fields and files that depend on the number of replicas by themselves.
         unseeded: Random generators without a seed; what is drawn from them shows in
             fields, which are compared.
         noise: Plain variables that differ from run to run by themselves.
@@ -51,17 +50,8 @@ class Mask:
     ignored: tuple[str, ...] = ()
     volatile_files: set[str] = field(default_factory=set)
     unnamed_files: set[str] = field(default_factory=set)
-    sized: set[str] = field(default_factory=set)
     unseeded: set[str] = field(default_factory=set)
     noise: set[str] = field(default_factory=set)
-
-    def hide_sized(self, names: Iterable[str]) -> bool:
-        """Do not compare these between numbers of replicas; return whether one can."""
-        for name in names:
-            if name == "loops" or name.startswith(("batches", "samples ")):
-                return False
-            self.sized.add(name)
-        return True
 
     def hides(self, name: str) -> bool:
         """Return whether the user does not want it to be compared."""
@@ -76,11 +66,11 @@ def compare_moments(base: CheckedRun, run: CheckedRun, *, mask: Mask) -> list[Mi
     order; before, all is compared bit by bit.
     """
     wanted, there = base.compared, run.compared
-    early = next(iter(wanted.values())).kinds if wanted else {}
+    early = next(iter(wanted.values())).states if wanted else []
     for key, moment in wanted.items():
         if key not in there:
             return [Mismatch("loops", key.describe(), "never came", key)]
-        late = moment.kinds.keys() - there[key].kinds.keys() - early.keys()
+        late = set(moment.states) - {*there[key].states, *early}
         differences = _differences(
             _without(late, moment),
             there[key],
@@ -151,7 +141,7 @@ def compare_fields(
         if one == other or mask.hides(name):
             continue
         is_missing = MISSING in (one, other)
-        if is_rounded and (name in mask.sized or is_missing or is_near(one, other)):
+        if is_rounded and (is_missing or is_near(one, other)):
             continue
         differences.append(Mismatch(name, one, other))
     return differences
@@ -204,8 +194,6 @@ def compare_files(
         name = FILE_PREFIX + path
         one, other = expected.get(path), found.get(path)
         if one == other or mask.hides(name) or path in mask.unnamed_files:
-            continue
-        if is_rounded and name in mask.sized:
             continue
         if is_killed and other and other.get("size", 0) >= (one or {}).get("size", 0):
             continue  # Also one that was written just before the kill.

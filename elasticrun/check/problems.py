@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
 from elasticrun.check.blame import CauseFinder
 from elasticrun.check.report import ExitCode, cause_lines
@@ -31,14 +30,12 @@ class Problem(Exception):
         exit_code: What the check ends with.
         text: What happened, and what to do.
         detail: A traceback, or where each replica waits.
-        waits: Where each replica waits.
         route: With what restarts it happens; None if it does without any.
     """
 
     exit_code: ExitCode
     text: str
     detail: str = ""
-    waits: list[dict[str, Any]] = field(default_factory=list)
     route: Route | None = None
 
 
@@ -74,45 +71,17 @@ def _missed(run: CheckedRun, boundaries: Sequence[RestartPlace]) -> Problem:
 
 
 def _hung(run: CheckedRun, source: ProgramSource) -> Problem:
-    waits = waits_of(run.output, run.route.sizes[run.last_leg], source)
+    ranks = range(run.route.sizes[run.last_leg])
     return Problem(
         ExitCode.HANG,
         f"the script hangs {_when(run)}: {run.hang}",
-        "\n".join(wait.describe() for wait in waits),
-        [wait._asdict() for wait in waits],
+        "\n".join(where_it_waits(n, run.output.get(n, []), source) for n in ranks),
     )
 
 
-class Wait(NamedTuple):
-    """Where one replica waits: the innermost of the program's own lines.
-
-    Attributes:
-        path: In the user's directory; empty if nothing is known.
-        source: The line itself, which says for what it waits.
-    """
-
-    rank: int
-    path: str = ""
-    line: int = 0
-    function: str = ""
-    source: str = ""
-
-    def describe(self) -> str:
-        if not self.path:
-            return f"rank {self.rank} did not say where it waits"
-        where = f"{self.path}:{self.line} in {self.function}"
-        return f"rank {self.rank} waits at {where}: {self.source}"
-
-
-def waits_of(
-    output: dict[int, list[str]], size: int, source: ProgramSource
-) -> list[Wait]:
-    """Return where each replica waits, from the stacks that they printed."""
-    return [_wait(rank, output.get(rank, []), source) for rank in range(size)]
-
-
-def _wait(rank: int, lines: Sequence[str], source: ProgramSource) -> Wait:
-    wait = Wait(rank)
+def where_it_waits(rank: int, lines: Sequence[str], source: ProgramSource) -> str:
+    """Return at which of the program's lines a replica waits, by its printed stack."""
+    said = f"rank {rank} did not say where it waits"
     is_innermost = False
     for text in lines:
         frame = _FRAME.fullmatch(text)
@@ -122,9 +91,10 @@ def _wait(rank: int, lines: Sequence[str], source: ProgramSource) -> Wait:
             path, line = original_path(frame["path"], source), int(frame["line"])
             if path != frame["path"]:
                 is_innermost = False
+                where = f"{path}:{line} in {frame['function']}"
                 own = source_line(path, line).strip()
-                wait = Wait(rank, path, line, frame["function"], own)
-    return wait
+                said = f"rank {rank} waits at {where}: {own}"
+    return said
 
 
 def _failed(run: CheckedRun, finder: CauseFinder | None) -> Problem:

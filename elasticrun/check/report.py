@@ -1,13 +1,11 @@
-"""What a check found, as text and as JSON."""
+"""What a check found, and how it says that."""
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
 
 from elasticrun.check.blame import Cause
 from elasticrun.check.comparing import Mismatch, show
@@ -84,7 +82,6 @@ class Report:
     notes: list[str] = field(default_factory=list)
     problem: str = ""
     detail: str = ""
-    waits: list[dict[str, Any]] = field(default_factory=list)
     difference: Mismatch | None = None
     command: list[str] = field(default_factory=list)
     num_runs: int = 0
@@ -171,55 +168,3 @@ def relative(path: str) -> str:
     """Return a path from here, if that is shorter."""
     short = os.path.relpath(path)
     return path if short.startswith("..") else short
-
-
-def as_json(report: Report) -> str:
-    """Return the report for programs."""
-    return json.dumps(
-        {
-            "version": 1,
-            "exit_code": report.exit_code,
-            "verdict": report.exit_code.describe(),
-            "num_runs": report.num_runs,
-            "seconds": round(report.seconds, 3),
-            "stages": [vars(stage) for stage in report.stages],
-            "results": [_result_as_json(result) for result in report.results],
-            "problem": report.problem,
-            "detail": report.detail,
-            "difference": report.difference and _difference_as_json(report.difference),
-            "waits": report.waits,
-            "command": report.command,
-            "notes": report.notes,
-        },
-        indent=2,
-    )
-
-
-def _result_as_json(result: Result) -> dict[str, Any]:
-    return {
-        "route": _route_as_json(result.route),
-        "first": _difference_as_json(result.first),
-        "differences": [_difference_as_json(each) for each in result.differences],
-        "causes": [cause._asdict() for cause in result.causes],
-        "also": [_route_as_json(route) for route in result.also],
-        "command": result.command,
-    }
-
-
-def _route_as_json(route: Route) -> dict[str, Any]:
-    return {
-        "text": route.describe(),
-        "at": [str(place) for place in route.places],
-        "replicas": list(route.sizes),
-        "killed": route.is_killed,
-    }
-
-
-def _difference_as_json(difference: Mismatch) -> dict[str, Any]:
-    key = difference.key
-    return {
-        "name": difference.name,
-        "expected": difference.expected,
-        "found": difference.found,
-        "moment": None if key is None else key.describe(),
-    }

@@ -12,7 +12,6 @@ from elasticrun.check.comparing import (
     Mismatch,
     compare_moments,
     compare_samples,
-    is_tensor,
 )
 from elasticrun.check.problems import Problem, problem_of
 from elasticrun.check.runs.checked_run import CheckedRun
@@ -108,24 +107,3 @@ class Trials:
         """Return what differs first: samples, and what does at one moment."""
         moments = compare_moments(base, run, mask=self.mask)
         return [*compare_samples(samples_of(base), samples_of(run)), *moments]
-
-    def is_exact(self, base: CheckedRun, differences: Sequence[Mismatch]) -> bool:
-        """Return whether these may not differ between numbers of replicas.
-
-        Weights may, as with dropout, and then all that is computed from them; what
-        differs before they do, and a schedule, must be equal.
-        """
-        if self.mask.sized or any(is_tensor(each.expected) for each in differences):
-            return any(_is_schedule(each.name, base) for each in differences)
-        return True
-
-
-def _is_schedule(name: str, run: CheckedRun) -> bool:
-    """Return whether a field says how fast to learn, as the program planned it."""
-    for state, kinds in run.moments[-1].kinds.items():
-        if name.startswith(f"{state}.") and "ReduceLROnPlateau" not in kinds:
-            if "LRScheduler" in kinds:
-                return True
-            if "Optimizer" in kinds and name.startswith(f"{state}.param_groups"):
-                return True
-    return False

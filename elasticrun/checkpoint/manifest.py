@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import shlex
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from typing import Any
@@ -37,8 +36,6 @@ class Manifest:
         time: When it was committed, in seconds since 1970.
         rescue: Which rank wrote it alone, and why; left out of any other one.
         files: Each state's file; nothing else in the directory counts.
-        values: What the best checkpoint is told by, each by its state's name and its
-            own, `state.name`; left out if there are none.
 
     Raises:
         TypeError: A field is of another type.
@@ -56,7 +53,6 @@ class Manifest:
     torch_version: str
     elasticrun_version: str
     rescue: str = ""
-    values: Mapping[str, float] = field(default_factory=dict)
     files: tuple[FileRecord, ...]
 
     def __post_init__(self) -> None:
@@ -68,9 +64,6 @@ class Manifest:
         json.dumps(_typed(self.position, dict), allow_nan=False)  # Or none is written.
         if not 0 <= _typed(self.time, int, float) < _END_OF_TIME:
             raise ValueError(f"{self.time!r} is no time")
-        for value in _typed(self.values, dict).values():
-            if not math.isfinite(_typed(value, int, float)):
-                raise ValueError(f"{value!r} is no finite number")
         names = [record.name for record in self.files]
         for name in names:
             check_file_name(name)
@@ -94,30 +87,18 @@ class Manifest:
         names = ", ".join(record.name for record in self.files)
         raise KeyError(f"checkpoint {self.number} has no {name!r}, only: {names}")
 
-    def value_of(self, name: str) -> float | None:
-        """Return the value of this name, with its state's or without; None for none."""
-        found = [
-            value
-            for recorded, value in self.values.items()
-            if f".{recorded}".endswith(f".{name}")
-            or f".{name}".endswith(f".{recorded}")
-        ]
-        return found[0] if len(found) == 1 else None
-
     def encode(self) -> bytes:
         """Return the manifest as JSON text that ends with its own checksum."""
         fields: dict[str, Any] = {
             **vars(self),
             "position": dict(self.position),
-            "values": dict(self.values),
             "files": [
                 {**record._asdict(), "crc32": f"{record.crc32:08x}"}
                 for record in self.files
             ],
         }
-        for name in ("rescue", "values"):
-            if not fields[name]:
-                del fields[name]
+        if not self.rescue:
+            del fields["rescue"]
         text = json.dumps(fields, indent=2, allow_nan=False)
         body = text.removesuffix("\n}").encode()
         return body + _trailer(body)
@@ -210,6 +191,7 @@ def _decode_fields(fields: dict[str, Any]) -> Manifest:
         ValueError: One is out of its range.
     """
     del fields["crc32"]
+    fields.pop("values", None)  # Of a version that kept the best checkpoint by one.
     files = tuple(
         FileRecord(entry["name"], _count(entry["size"]), int(entry["crc32"], 16))
         for entry in fields.pop("files")

@@ -112,30 +112,6 @@ class Registry:
             ) from error
         return True
 
-    def find_value(self, name: str) -> tuple[str, float | None]:
-        """Return what `name` or `state.name` means: the longer name, and the value.
-
-        The value is None if it is no number.
-
-        Raises:
-            KeyError: There is none, or the states have several.
-        """
-        found = [
-            (state.name, key, value)
-            for state in self
-            for key, value in state.values().items()
-            if name in (key, f"{state.name}.{key}")
-        ]
-        if len(found) != 1:
-            several = " and ".join(f"{state}.{key}" for state, key, _ in found)
-            raise KeyError(
-                f"{name!r} is {several}; name one of them"
-                if several
-                else f"no Variables have {name!r}"
-            )
-        ((state_name, key, value),) = found
-        return f"{state_name}.{key}", _number(value)
-
     def numbers(self) -> dict[str, float]:
         """Return all values that are numbers, the first ones of many."""
         found = (

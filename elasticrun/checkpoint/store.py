@@ -22,7 +22,7 @@ from elasticrun.checkpoint.listing import (
     write_counter,
 )
 from elasticrun.checkpoint.manifest import Manifest, check_job
-from elasticrun.checkpoint.retention import RetentionPolicy
+from elasticrun.checkpoint.retention import newest_to_keep
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.remote import storage_at
 from elasticrun.checkpoint.storage.storage import StoreUnreachableError
@@ -49,8 +49,6 @@ class CheckpointStore:
         directory: Where they are kept: a path or a URL; all replicas must see it.
         job: The name that keeps another job's checkpoints apart.
         keep: How many good checkpoints `prune` leaves, at least 1.
-        keep_every: Checkpoints whose numbers divide by it stay for ever.
-        keep_best: A value's name, and "max" or "min": the best one stays.
     """
 
     def __init__(
@@ -59,13 +57,10 @@ class CheckpointStore:
         *,
         job: str,
         keep: int = 3,
-        keep_every: int | None = None,
-        keep_best: tuple[str, str] | None = None,
     ) -> None:
         self.storage = storage_at(directory)
         self.job = job
-        self.policy = RetentionPolicy(keep, keep_every, keep_best)
-        self._values: dict[int, float | None] = {}  # By number, as far as looked up.
+        self.keep = keep
         self._bad_numbers: set[int] = set()  # Of those that were found damaged.
 
     @property
@@ -248,7 +243,7 @@ class CheckpointStore:
         return Draft(self.storage, name, number)
 
     def prune(self, *, warn: Callable[[str], object] | None = None) -> None:
-        """Remove what is older than the newest good ones and is not to stay.
+        """Remove what is older than the newest good ones.
 
         Good is here: not found damaged by `find_newest`, and each file has its size.
         To read every byte of the older ones after each save would cost too much.
@@ -262,9 +257,7 @@ class CheckpointStore:
         except StoreUnreachableError as error:
             warn(f"old checkpoints stay until the next save: {error}.")
             return
-        stay = self.policy.choose(
-            numbers, is_good=self._is_good, value_of=self._value_of
-        )
+        stay = newest_to_keep(numbers, self.keep, is_good=self._is_good)
         for number in numbers:
             if number not in stay and is_own(self.storage, number):
                 self._remove_or_warn(number, warn)
@@ -298,19 +291,6 @@ class CheckpointStore:
         except (CheckpointError, OSError):
             return False
         return True
-
-    def _value_of(self, number: int) -> float | None:
-        """Return what the best one is told by; a committed manifest does not change."""
-        if self.policy.best is None:
-            return None
-        if number not in self._values:
-            try:
-                manifest = read_checkpoint(self.storage, number).manifest
-            except (CheckpointError, OSError):
-                self._values[number] = None
-            else:
-                self._values[number] = manifest.value_of(self.policy.best[0])
-        return self._values[number]
 
     def _committed_generations(self) -> Iterator[int]:
         for number in list_numbers(self.storage):

@@ -105,7 +105,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             `LengthGroups` have another order in each loop.
         batch_sampler: Global batches of any sizes, as a map from a batch's number to
             its indices: something with a length and `__getitem__`. With `shuffle` they
-            come in another order in each loop.
+            come in another order in each loop. An empty one is a step of padding.
         device: Where to deliver the batches. A GPU gets the next one while the program
             computes with this one (`pin_memory=True` makes the copy a fast one); it
             counts as consumed when the program has used it. What reading draws is
@@ -304,7 +304,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         used, from the same boundary on, only once that is committed.
 
         So batches are a function of (seed, epoch, loop, number, recorded plan).
-        `elasticrun checkpoints plan` prints that plan, which another job can be given
+        `elasticrun checkpoints show` prints that plan, which another job can be given
         as `batch_size`. `len(loader)` follows it. Without checkpoints nothing changes.
         Learning rates follow with `AdaptiveDataParallel(..., scaling="auto")`.
 
@@ -463,7 +463,8 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         """
         now = Seen()
         if self.persistent_workers:
-            now = seen(dataset=self.dataset, collate_fn=self.collate_fn)
+            copied = ("dataset", "collate_fn", "worker_init_fn")
+            now = seen(**{name: getattr(self, name) for name in copied})
         if self._persistent is not None:
             place = changed(self._copied, now)
             if place is None:
@@ -490,7 +491,9 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         return reader
 
     def _stop(self) -> None:
-        self.running_loop.end_reading()
+        loop = self.running_loop
+        loop.end_reading()
+        loop.end_reading = RunningLoop().end_reading  # Models know the loop for longer.
 
     def _trace(self, trace: Trace) -> None:
         trace_batch(trace, self.running_loop, self.dataset, batch=self.batch_index)

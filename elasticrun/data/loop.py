@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ class RunningLoop:
         part_of: The name of the combined loader in whose loop it is a part.
         current: The current micro-batch.
         end_reading: Ends what reads its batches, perhaps in workers.
+        thread: The one that it runs in.
     """
 
     where: str = "no loop"
@@ -53,6 +55,7 @@ class RunningLoop:
     part_of: str = ""
     current: MicroBatch = NO_BATCH
     end_reading: Callable[[], None] = _nothing
+    thread: int = field(default_factory=get_ident)
 
     @property
     def is_endless(self) -> bool:

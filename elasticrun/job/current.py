@@ -63,8 +63,6 @@ def init(
     save_interval: float | str | None = None,
     save_every: int | str | None = None,
     keep: int | None = None,
-    keep_every: int | None = None,
-    keep_best: tuple[str, str] | str | None = None,
     async_save: bool | None = None,
     rescue: bool | str | None = None,
     trust_pickle: Iterable[str] = (),
@@ -88,9 +86,6 @@ def init(
             end of each "epoch", or both: "500,epoch". Default:
             ELASTICRUN_SAVE_EVERY.
         keep: How many checkpoints are kept. Default: ELASTICRUN_KEEP, or 3.
-        keep_every: Besides, every n-th one stays. Default: ELASTICRUN_KEEP_EVERY.
-        keep_best: Besides, the one in which a value in `Variables` was best stays: for
-            example ("accuracy", "max"). Default: ELASTICRUN_KEEP_BEST ("accuracy:max").
         async_save: Whether training goes on while a checkpoint is written, which takes
             memory for a copy of all states; False lets it wait. Default:
             ELASTICRUN_ASYNC_SAVE, or True.

@@ -146,6 +146,7 @@ class Job:
             grace=self.settings.grace,
             before_save=self._replayed.put_back,
         )
+        self._no_rescue = ""
         self.rescue = self.boundary.rescue = self._make_rescue()
         self._history = self._begin_history(start)
         self._watcher.start()
@@ -200,10 +201,12 @@ class Job:
         try:
             records = Records(self.rank, neighbours, store)
         except OSError as error:
-            logger.info("no rescue by rank %d: %s", self.rank, error)
+            self._no_rescue = f"{error}: raise the limit of a file's size (ulimit -f)"
             return None
         is_on_gpu = self.device.type == "cuda"
         if not self.settings.rescue or (is_on_gpu and self.settings.rescue is True):
+            if self.settings.rescue:
+                self._no_rescue = "on GPUs it is off (ELASTICRUN_RESCUE=always)"
             records.close()
             return None
         abort = self._membership.abort
@@ -211,12 +214,18 @@ class Job:
             self.states,
             self._saver,
             records,
+            self._generators,
             world_size=self.world_size,
             grace=self.settings.grace,
             may_cost=self.settings.rescue == "always",
             has_lost=lambda: self._watcher.has_lost,
             gpu=GpuWork(self._gate.check, abort) if is_on_gpu else None,
         )
+
+    @property
+    def why_no_rescue(self) -> str:
+        """Why a death costs what was trained since the last checkpoint; any thread."""
+        return self._no_rescue if self.rescue is None else self.rescue.why_not
 
     def wait_for_gpu(self) -> None:
         """Wait for what all replicas do together, before a value of it is read.

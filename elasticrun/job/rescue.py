@@ -2,8 +2,8 @@
 
 In data-parallel training every replica that has made a step has made it with the whole
 global batch. So when one dies, each other replica has everything, except the dead one's
-part of sums over replicas. All replicas of one machine record their parts where the
-others can read them (replicas/records.py).
+part of sums over replicas, and its random generators. All replicas of one machine
+record these where the others can read them (job/journal.py).
 
     note         each boundary: remember the states at it, record the parts   [training]
     attempt      the program has ended with a replica missing: offer the
@@ -16,22 +16,19 @@ others can read them (replicas/records.py).
 
 from __future__ import annotations
 
-import base64
-import json
 import time
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.registry import Registry
-from elasticrun.checkpoint.states.gathered import GatheredState
-from elasticrun.checkpoint.states.generators import Generators, bytes_of
+from elasticrun.checkpoint.states.generators import Generators
 from elasticrun.checkpoint.states.remembered import Change, Remembered
 from elasticrun.checkpoint.states.state import BaseState, CannotRescueError
 from elasticrun.checkpoint.states.stateful import StatefulState
 from elasticrun.errors import text_of
 from elasticrun.job.gpu_work import GpuWork, Mark
+from elasticrun.job.journal import Journal, Told, encode_offer
 from elasticrun.logger import Logger
 from elasticrun.replicas.records import Records, RecordTooLargeError
 from elasticrun.saving.saver import Saver
@@ -53,25 +50,15 @@ class Kept(NamedTuple):
     Attributes:
         number: As the gate counts it.
         put_back: For each state.
-        is_complete: Whether all replicas have taken part in its step, as is known where
-            their gradients were averaged.
-        parts: What this replica alone has of sums, by the states' names, as JSON.
-        cell: Of its record, with its random generators; None if these are not known.
-        since: The number of the boundary that was recorded before it.
-        history: A checksum of what this replica has drawn and added up, and when, in
-            all steps up to there. That of another one is the same if it does alike.
         mark: Where the GPU has done all that is before it; None without one.
+        entry: What this replica records of it.
     """
 
     number: int
     position: Position
     put_back: list[tuple[BaseState, Callable[[], None]]]
-    is_complete: bool
-    parts: str
     mark: Mark | None
-    cell: int | None
-    since: int
-    history: int
+    entry: tuple[str, int]
 
 
 class Rescue:
@@ -98,6 +85,7 @@ class Rescue:
         states: Registry,
         saver: Saver,
         records: Records,
+        generators: Generators,
         *,
         world_size: int,
         grace: float,
@@ -108,6 +96,8 @@ class Rescue:
         self._states = states
         self._saver = saver
         self._records = records
+        self._generators = generators
+        self._journal = Journal(records, generators)
         self._world_size = world_size
         self._grace = grace
         self._may_cost = may_cost
@@ -119,17 +109,9 @@ class Rescue:
         self._steps_at = -1  # As of the boundaries that are kept.
         self._kept: list[Kept] = []  # The first one since the last step, and the last.
         self._why_none = ""  # Why none is kept, if so.
-        self._is_known = True  # What this replica has of sums, from its record.
         self._cost = _Cost()
         self.is_off = False
         self._has_explained = False
-        self._generators: Generators | None = None
-        self._drawn: bytes | None = b""  # The generators at the last look,
-        self._cell: int | None = None  # and where they are recorded.
-        self._cells: set[int] = set()  # Which the boundaries in the record need.
-        self._recorded = -1  # The last boundary there.
-        self._history = 0  # As of that one, and what has come since.
-        self._turn = 0
         self._known: set[str] = set()  # The states that could be remembered once.
         self.outcome = self.why_not = ""
 
@@ -151,13 +133,12 @@ class Rescue:
         begun = time.perf_counter()
         if self.num_steps != self._steps_at:
             self._kept, self._steps_at = [], self.num_steps
-            self._why_none = "gradients wait for a step"
+            self._why_none = str(CannotRescueError("gradients wait for a step"))
         del self._kept[1:]
-        self._is_known = True
         try:
             if is_whole:
                 self._kept.append(self._keep(number, position))
-                self._record()
+                self._write()
         except (CannotRescueError, RecordTooLargeError) as error:
             self._forget(str(error))
         self._num_reduced = 0
@@ -179,8 +160,8 @@ class Rescue:
 
     def note_part(self, name: str, key: str | int | None, change: Any) -> None:
         """Note that this replica adds to its part of a sum, or (None) gives it away."""
-        if self.is_on:
-            self._add("part", name, key, value=change)
+        if not self.is_off:
+            self._journal.add_part(name, key, change)
 
     def note_reduction(self) -> None:
         """Note that gradients of all replicas have been averaged, or soon will be.
@@ -202,88 +183,32 @@ class Rescue:
         if self._gpu is not None and not self.is_off:
             self._gpu.wait()
 
-    def _look(self, *, is_remembered: bool = False) -> None:
-        """Record the random generators if they were drawn from since the last look."""
-        if not self.is_on or self._generators is None:
-            return
-        generators = self._generators
-        drawn = generators.seen if is_remembered else generators.look()
-        if drawn != self._drawn:
-            self._drawn = drawn
-            needed = self._cells if self._cell is None else self._cells | {self._cell}
-            self._cell = None
-            if drawn is not None:
-                self._cell = self._records.fill_cell(drawn, but=needed)
-            self._add("drawn", value=self._cell)
-
-    def _add(self, *what: Any, value: Any) -> None:
-        """Add to the record what has happened since the boundary in it."""
-        shape = json.dumps(what).encode()
-        self._turn = zlib.crc32(shape, self._turn)
-        self._records.add(shape + b"\t" + json.dumps(value).encode())
+    def _look(self) -> None:
+        if not self.is_off:
+            self._journal.look()
 
     def _keep(self, number: int, position: Position) -> Kept:
-        put_back, parts = [], {}
+        put_back = []
         for state in self._states:
             is_new = state.name not in self._known
             put_back.append((state, remember(state, is_new=is_new)))
-            if is_new and isinstance(state, Generators):
-                self._generators = state
             self._known.add(state.name)
-            part = state.own_part()
-            if part is not None:
-                parts[state.name] = part
-        text = json.dumps(parts) if parts else "{}"
         mark = None if self._gpu is None else self._gpu.mark()
-        self._look(is_remembered=True)
-        is_complete = self._num_reduced > 0
-        if is_complete:  # In others replicas may have different numbers of batches.
-            self._history = _later(self._history, self._turn)
-        return Kept(
-            number,
-            position,
-            put_back,
-            is_complete,
-            text,
-            mark,
-            self._cell,
-            self._recorded,
-            self._history,
-        )
+        entry = self._journal.entry(self._states, is_complete=self._num_reduced > 0)
+        return Kept(number, position, put_back, mark, entry)
 
-    def _record(
-        self, offer: Mapping[int, Any] | None = None, journal: Iterable[bytes] = ()
-    ) -> None:
-        """Record the parts of the boundaries that are kept, and what is offered."""
-        parts = ",".join(f'"{kept.number}":{kept.parts}' for kept in self._kept)
-        offered = "null" if offer is None else json.dumps(offer)
-        known = "true" if self._is_known else "false"
-        cells = {kept.number: kept.cell for kept in self._kept}
-        # Not by `json.dumps`, which takes longer than all else here.
-        numbers = ",".join(
-            f'"{number}":{"null" if cell is None else cell}'
-            for number, cell in cells.items()
-        )
-        self._records.write(
-            f'{{"parts":{{{parts}}},"offer":{offered},"is_known":{known},'
-            f'"cells":{{{numbers}}},"history":{self._history}}}',
-            journal,
-        )
-        self._cells = {cell for cell in cells.values() if cell is not None}
-        self._recorded = self._kept[-1].number if self._kept else -1
-        self._turn = 0
+    def _write(self) -> None:
+        self._journal.write({kept.number: kept.entry for kept in self._kept})
 
     def _forget(self, why: str) -> None:
         """Keep no boundary, and say why: once, at the first one."""
-        self._kept, self._why_none, self._is_known = [], why, False
-        self.why_not = why
-        self._record()
+        self._kept, self._why_none, self.why_not = [], why, why
+        self._write()
         if not self._has_explained:
             self._has_explained = True
             if self._records.rank == 0:
                 logger.info(
-                    "%s, so when a replica dies, the job goes back to the last "
-                    "checkpoint",
+                    "when a replica dies, the job goes back to the last checkpoint: %s",
                     why,
                 )
 
@@ -295,9 +220,8 @@ class Rescue:
             costs[state.name] = time.perf_counter() - begun
         dearest = max(costs, key=costs.__getitem__)
         self._forget(
-            "to remember all states at each boundary takes "
-            f"{self._cost.microseconds:.0f} microseconds, most of it {dearest!r}, "
-            "which is more than 1 % of a step"
+            f"to copy all takes {self._cost.microseconds:.0f} microseconds, most of it "
+            f"{dearest!r}, which is more than 1 % of a step"
         )
         self.why_not = "steps are too short (ELASTICRUN_RESCUE=always)"
         self.is_off = True
@@ -336,15 +260,12 @@ class Rescue:
         if not is_in_loop:  # Others may have come to their end before this one.
             return self._has_lost()
         deadline = time.monotonic() + _LOSS_SECONDS
-        while not (self._has_lost() or self._dead()):
+        ranks = self._records.ranks
+        while not (self._has_lost() or not all(map(self._records.is_alive, ranks))):
             if time.monotonic() >= deadline:
                 return False
             time.sleep(_LOOK_SECONDS)
         return True
-
-    def _dead(self) -> list[int]:
-        """Return who of this machine's replicas is dead."""
-        return [r for r in self._records.ranks if not self._records.is_alive(r)]
 
     def _offer(self) -> None:
         """Tell the others which boundaries this replica can put its states back to.
@@ -353,46 +274,33 @@ class Rescue:
         """
         offer = {}
         self._look()  # Before that is put back: it may have had its part in a step.
-        journal = self._records.read_journal(self._records.rank) or []
-        if self._kept and self.num_steps != self._steps_at:
-            self._kept, self._why_none = [], "it has made a part of a step since"
-        for kept in [*self._kept]:
+        if self.num_steps != self._steps_at:
+            why = CannotRescueError("it has made a part of a step since")
+            self._kept, self._why_none = [], str(why)
+        for kept in self._kept:
             try:
                 if kept.mark is not None and not kept.mark.was_passed:
                     raise CannotRescueError("the GPU had not come there")
                 for _, put_back in kept.put_back:
                     put_back()
+                offer[kept.number] = self._generators.capture()
             except CannotRescueError as error:
-                self._kept.remove(kept)
                 self._why_none = str(error)
-                continue
-            generators = {
-                state.name: base64.b64encode(state.capture()).decode()
-                for state, _ in kept.put_back
-                if isinstance(state, GatheredState)
-            }
-            offer[kept.number] = {
-                "is_complete": kept.is_complete,
-                "since": kept.since,
-                "history": kept.history,
-                "gathered": generators,
-            }
         if not offer:
             logger.warning("no rescue by this replica: %s", self._why_none)
             self.why_not = self._why_none
-        self._record(offer, journal)
+        self._records.offer(encode_offer(offer))
 
-    def _choose(self, told: Mapping[int, Any]) -> Kept | None:
+    def _choose(self, told: Mapping[int, Told]) -> Kept | None:
         """Return the boundary that this replica is to save; None if it is not to."""
-        offers = {rank: _by_number(each["offer"]) for rank, each in told.items()}
-        numbers = sorted({n for offer in offers.values() for n in offer}, reverse=True)
+        numbers = {number for each in told.values() for number in each.offer}
         lacking: list[int] = []
-        for number in numbers:
-            lacking = self._lacking(number, told, offers)
+        for number in sorted(numbers, reverse=True):
+            by = [rank for rank, each in told.items() if number in each.offer]
+            lacking = self._lacking(number, told, [told[rank] for rank in by])
             if lacking:
                 continue
-            writer = min(rank for rank, offer in offers.items() if number in offer)
-            if writer != self._records.rank or not self._records.claim():
+            if by[0] != self._records.rank or not self._records.claim():
                 return None
             return next(kept for kept in self._kept if kept.number == number)
         if lacking:
@@ -404,17 +312,16 @@ class Rescue:
             logger.warning("no rescue: %s", self.why_not)
         return None
 
-    def _hear(self) -> dict[int, Any]:
+    def _hear(self) -> dict[int, Told]:
         """Return what each replica of this machine has recorded; survivors with offers.
 
         Who lives and has none by the end of some seconds is as good as dead.
         """
         deadline = time.monotonic() + min(_MOST_WAITED, self._grace / 2)
         while True:
-            told = {rank: self._records.read(rank) for rank in self._records.ranks}
-            told = {rank: each for rank, each in told.items() if each is not None}
+            told = {rank: Told(self._records, rank) for rank in self._records.ranks}
             waits = any(
-                each["offer"] is None and self._records.is_alive(rank)
+                each.entries and not each.has_offered and self._records.is_alive(rank)
                 for rank, each in told.items()
             )
             if not waits or time.monotonic() >= deadline:
@@ -422,128 +329,46 @@ class Rescue:
             time.sleep(_LOOK_SECONDS)
 
     def _lacking(
-        self, number: int, told: Mapping[int, Any], offers: Mapping[int, Any]
+        self, number: int, told: Mapping[int, Told], offering: list[Told]
     ) -> list[int]:
         """Return the ranks that should have come to this boundary, and have not.
 
-        None has to where the step before it was complete and none is known to add up
-        anything: what one of them would have done there was in its gradients.
+        None has to where the step before it was complete, if it has always drawn and
+        added up as the others have, and so since the boundary before: what it would
+        have done there else was in its gradients.
         """
-        offered = [offer[number] for offer in offers.values() if number in offer]
-        is_complete = any(each["is_complete"] for each in offered)
-        return [
-            rank
-            for rank in range(self._world_size)
-            if not (
-                self._was_at(rank, number, told)
-                or (is_complete and self._has_done_all(rank, number, told, offered))
-            )
-        ]
-
-    def _was_at(self, rank: int, number: int, told: Mapping[int, Any]) -> bool:
-        """Return whether a replica's record knows all that it had at a boundary."""
-        if rank not in told or number not in _by_number(told[rank]["parts"]):
-            return False
-        is_offered = number in _by_number(told[rank]["offer"])
-        return is_offered or _by_number(told[rank]["cells"])[number] is not None
-
-    def _has_done_all(
-        self, rank: int, number: int, told: Mapping[int, Any], offered: list[Any]
-    ) -> bool:
-        """Return whether a replica without this boundary had done all before it.
-
-        It has if it has always drawn and added up as the others have, and so since the
-        boundary before. Of a replica on another machine nothing is recorded here.
-        """
+        entries = [each.entries[number] for each in offering]
+        is_complete = any(entry.is_complete for entry in entries)
         of_first = {
             state.name for state in self._states if state.has_parts_on_first_rank_only
         }
-        if rank not in told:
-            return not self._is_summing(number, told, but=of_first if rank else set())
-        own, journal = told[rank], self._records.read_journal(rank)
-        parts = _by_number(own["parts"])
-        last = max(parts, default=-1)
-        if journal is None or last < 0 or not own["is_known"]:
-            return False
-        if rank == 0 and of_first & parts[last].keys():
-            return False
-        history = own["history"]
-        turn = 0
-        for line in journal:
-            turn = zlib.crc32(line.partition(b"\t")[0], turn)
-        history = _later(history, turn)
-        return (
-            all(each["since"] == last for each in offered)
-            and all(each["history"] == history for each in offered)
-            and self._cell_at(rank, number, told) is not None
-        )
 
-    def _is_summing(self, number: int, told: Mapping[int, Any], but: set[str]) -> bool:
-        """Return whether a replica of another machine may have a part of a sum."""
-        return not all(each["is_known"] for each in told.values()) or any(
-            part.keys() - but
-            for each in told.values()
-            for boundary, part in _by_number(each["parts"]).items()
-            if boundary <= number
-        )
+        def has_come(rank: int) -> bool:
+            if rank not in told:  # Of one on another machine nothing is recorded here.
+                but = of_first if rank else set()
+                return is_complete and not _is_summing(number, told.values(), but=but)
+            own = told[rank].at(number)
+            if own is None or own.cell < 0 or number in told[rank].entries:
+                return own is not None and own.cell >= 0
+            alike = [own[-2:] == entry[-2:] for entry in entries]
+            return is_complete and all(alike) and not (rank == 0 and of_first)
 
-    def _cell_at(self, rank: int, number: int, told: Mapping[int, Any]) -> int | None:
-        """Return where a replica's generators are, as it had them at a boundary."""
-        cells = _by_number(told[rank]["cells"])
-        if number in cells:
-            found: int | None = cells[number]
-            return found
-        cell: int | None = cells[max(cells)] if cells else None
-        for line in self._records.read_journal(rank) or ():
-            shape, _, value = line.partition(b"\t")
-            if json.loads(shape) == ["drawn"]:
-                cell = json.loads(value)
-        return cell
+        return [rank for rank in range(self._world_size) if not has_come(rank)]
 
-    def _parts_at(
-        self, rank: int, number: int, told: Mapping[int, Any]
-    ) -> dict[str, Any]:
-        """Return what a replica had of sums at a boundary."""
-        recorded = _by_number(told[rank]["parts"])
-        if number in recorded or not recorded:
-            return dict(recorded.get(number, {}))
-        parts = dict(recorded[max(recorded)])
-        for line in self._records.read_journal(rank) or ():
-            shape, _, value = line.partition(b"\t")
-            kind, *what = json.loads(shape)
-            if kind == "part":
-                name, key = what
-                changes = [] if key is None else parts.get(name, [])
-                parts[name] = changes + (
-                    [] if key is None else [[key, json.loads(value)]]
-                )
-        return parts
-
-    def _save(self, kept: Kept, told: Mapping[int, Any]) -> None:
-        offers = [rank for rank, each in told.items() if each["offer"] is not None]
-        dead = [rank for rank in self._records.ranks if rank not in offers]
+    def _save(self, kept: Kept, told: Mapping[int, Told]) -> None:
+        dead = [rank for rank, each in told.items() if not each.has_offered]
         whose = ", ".join(map(str, dead)) or "on another machine"
-        parts = [self._parts_at(rank, kept.number, told) for rank in told]
+        parts = [e.parts for each in told.values() if (e := each.at(kept.number))]
         self._states.restrict_to(state for state, _ in kept.put_back)
         for state, put_back in kept.put_back:
             put_back()
             if own := [each[state.name] for each in parts if state.name in each]:
                 state.add_parts(own)
-        gathered: dict[str, dict[int, bytes]] = {}
-        for rank, each in told.items():
-            offer = _by_number(each["offer"]).get(kept.number, {"gathered": {}})
-            for name, text in offer["gathered"].items():
-                gathered.setdefault(name, {})[rank] = base64.b64decode(text)
-            if offer["gathered"] or self._generators is None:
-                continue
-            cell = self._cell_at(rank, kept.number, told)
-            if cell is not None:
-                own_bytes = bytes_of(self._records.read_cell(rank, cell))
-                gathered.setdefault(self._generators.name, {})[rank] = own_bytes
+        generators = {r: each.generators_at(kept.number) for r, each in told.items()}
         why = f"by rank {self._records.rank} after the death of rank {whose}"
         checkpoint = self._saver.save_alone(
             kept.position.encode(),
-            gathered,
+            {self._generators.name: generators},
             why=why,
             is_owner=0 in told and self._records.is_alive(0),
             timeout=self._grace,
@@ -580,15 +405,19 @@ def remember(state: BaseState, *, is_new: bool = False) -> Callable[[], None]:
         path, kind = unknown
         raise CannotRescueError(
             f"{state.name!r} has a {kind.__name__} ({path!r}), which cannot be copied "
-            "at each boundary: keep numbers, text, small tensors and arrays in it, in "
-            "Python's containers and dataclasses, and make the rest anew from them"
+            "at each boundary",
+            "keep numbers, text, small tensors and arrays in it, in Python's "
+            "containers and dataclasses, and make the rest anew from them",
         )
 
     def put_back_values() -> None:
         now = state.current()
         change = remembered.compare(now)
         if change is Change.MORE:
-            raise CannotRescueError(f"{state.name!r} has changed since")
+            raise CannotRescueError(
+                f"more of {state.name!r} has changed since than is copied",
+                "keep large tensors in buffers of a registered module",
+            )
         if change is Change.REMEMBERED:
             state.put_back(remembered.put_back(now))
 
@@ -603,41 +432,32 @@ def _check_can_be_alone(state: BaseState) -> None:
         raise CannotRescueError(f"each replica has a part of {state.name!r}")
 
 
-def _later(history: int, turn: int) -> int:
-    return zlib.crc32(turn.to_bytes(4, "little"), history)
-
-
-def _by_number(values: Mapping[str, Any] | None) -> dict[int, Any]:
-    """Return what JSON has by text."""
-    return {int(number): each for number, each in (values or {}).items()}
+def _is_summing(number: int, told: Iterable[Told], *, but: set[str]) -> bool:
+    """Return whether a replica of another machine may have a part of a sum."""
+    return any(
+        not each.entries
+        or any(e.parts.keys() - but for n, e in each.entries.items() if n <= number)
+        for each in told
+    )
 
 
 class _Cost:
     """Measures what boundaries take for it, and steps."""
 
     def __init__(self) -> None:
-        self._spent: list[float] = []
-        self._gaps: list[float] = []
+        self._measured: list[tuple[float, float]] = []
         self._ended = 0.0
-        self._num_seen = 0
         self.microseconds = 0.0
 
     def is_too_much(self, begun: float, ended: float) -> bool:
-        """Return whether the median of some boundaries is more than it may be."""
-        self._num_seen += 1
-        if self._num_seen <= _NUM_WARM_UP or len(self._spent) >= _NUM_MEASURED:
-            self._ended = ended
+        """Return, after some boundaries, whether the median is more than it may be."""
+        gap, self._ended = begun - self._ended, ended
+        if len(self._measured) == _NUM_WARM_UP + _NUM_MEASURED:
             return False
-        self._spent.append(ended - begun)
-        self._gaps.append(begun - self._ended)
-        self._ended = ended
-        if len(self._spent) < _NUM_MEASURED:
+        self._measured.append((ended - begun, gap))
+        if len(self._measured) < _NUM_WARM_UP + _NUM_MEASURED:
             return False
-        spent, gap = _median(self._spent), _median(self._gaps)
+        all_of = zip(*self._measured[_NUM_WARM_UP:], strict=True)
+        spent, gap = (float(sorted(each)[_NUM_MEASURED // 2]) for each in all_of)
         self.microseconds = spent * 1e6
         return spent > max(_MOST_SECONDS, _MOST_OF_STEP * gap)
-
-
-def _median(values: Iterable[float]) -> float:
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2]

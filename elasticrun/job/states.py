@@ -78,7 +78,8 @@ class State(BaseState, metaclass=_RegisteredWhenMade):
     def remember(self) -> Callable[[], None] | None:
         if vars(self).keys() <= {"name", "trusts_pickle"}:
             raise CannotRescueError(
-                f"{self.name!r} has no attributes: what it saves is elsewhere"
+                f"what {self.name!r} saves is elsewhere",
+                "keep it in attributes of the State",
             )
         return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import re
@@ -13,14 +12,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from elasticrun.checkpoint.events import local_directory
+from elasticrun.checkpoint.inspection.entries import (
+    NEWEST,
+    InspectionError,
+    choose_checkpoint,
+    choose_storage,
+)
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.remote import storage_at
-from elasticrun.errors import NO_JOB, REFUSED, USAGE, CheckpointError
+from elasticrun.errors import NO_JOB, USAGE, CheckpointError, ElasticRunError
 from elasticrun.launcher import environment
 from elasticrun.launcher.jobs import (
     find_known_job,
     status_of_ended,
-    status_of_last,
 )
 from elasticrun.launcher.options import (
     AUTO,
@@ -112,7 +116,6 @@ def _options(arguments: argparse.Namespace) -> Options:
         is_linted=arguments.lint,
         nodes=nodes,
         notice=arguments.notice,
-        scale_by=arguments.scale_by,
         is_quiet=arguments.quiet,
         on_event=arguments.on_event,
     )
@@ -124,14 +127,6 @@ def _check(arguments: argparse.Namespace, nodes: NodeSettings | None) -> None:
             f"launch() trains on this machine alone, and PET_NNODES={arguments.nodes} "
             "says that it is one of several. Use `elasticrun run`, or set PET_NNODES=1."
         )
-    if arguments.scale_by is not None and nodes is not None:
-        raise OptionError(
-            "--scale-by with --nodes: each launcher would choose its own number of "
-            "replicas from the speed of all. Let your cluster's scheduler decide "
-            "instead, from `elasticrun status --scaling --json`."
-        )
-    if arguments.scale_by is not None and ":" not in (arguments.replicas or ""):
-        raise OptionError("--scale-by needs --replicas MIN:MAX, the bounds for it.")
     if arguments.spares and nodes is not None:
         raise OptionError(
             "--spares with --nodes: a spare starts with a number of replicas and an "
@@ -188,26 +183,6 @@ def stop(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def wait(arguments: argparse.Namespace) -> int:
-    """Wait for the end of a job; return its exit code."""
-    try:
-        known = find_known_job(arguments.job)
-        if known.status is not None:
-            # It may have ended just now.
-            with contextlib.suppress(JobError), find_job(known.pid) as job:
-                job.wait()
-        code = status_of_ended(known)["code"]
-    except JobError as error:
-        return _fail(str(error), error.exit_code)
-    if code is None:
-        return _fail(
-            f"{known.name} ended unexpectedly: it was killed, or its machine is gone",
-            REFUSED,
-        )
-    _say(f"{known.name} ended with exit code {code}")
-    return int(code)
-
-
 def leave(arguments: argparse.Namespace) -> int:
     """Save and end on this node, while the others go on, and wait for its end."""
     return _follow(arguments, JobConnection.leave)
@@ -235,7 +210,7 @@ def _say_all(title: str, texts: Iterator[str]) -> None:
 def status(arguments: argparse.Namespace) -> int:
     """Show one job or all of them, or how one scales."""
     try:
-        if arguments.scaling or arguments.worth is not None:
+        if arguments.scaling:
             return _show_scaling(arguments)
         return _show_status(arguments)
     except JobError as error:
@@ -243,16 +218,18 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 def _show_scaling(arguments: argparse.Namespace) -> int:
-    """Show what each number of replicas gives, as `elasticrun checkpoints` does."""
-    from elasticrun.checkpoint.inspection import command
+    """Show what each number of replicas gives, by the newest checkpoint."""
+    from elasticrun.checkpoint.inspection.scaling import show_scaling
 
-    with find_job(arguments.job) as job:
-        words = [str(job.status["checkpoint_dir"]), "scaling"]
-    if arguments.json:
-        words.append("--json")
-    if arguments.worth is not None:
-        words += ["--worth", str(arguments.worth)]
-    return command.main(argparse.Namespace(words=words))
+    directory = find_known_job(arguments.job).directory
+    try:
+        storage = choose_storage(str(directory), configured=None)
+        checkpoint = choose_checkpoint(storage, NEWEST)
+        for line in show_scaling(checkpoint, as_json=arguments.json):
+            _say(line)
+    except (InspectionError, ElasticRunError, OSError, ValueError) as error:
+        return _fail(str(error), USAGE)
+    return 0
 
 
 def _show_status(arguments: argparse.Namespace) -> int:
@@ -276,9 +253,10 @@ def _show_status(arguments: argparse.Namespace) -> int:
 
 
 def _say_last() -> str:
-    """Say that no job is running, and how the last one ended."""
-    last = status_of_last()
-    if last is None:
+    """Say that no job is running, and how the last one of this directory ended."""
+    try:
+        last = status_of_ended(find_known_job(None))
+    except JobError:
         return (
             "no job of this user is running; to see how one ended, give its checkpoint "
             "directory: elasticrun status DIR"
@@ -313,14 +291,7 @@ def logs(arguments: argparse.Namespace) -> int:
     """Show what replicas printed."""
     from elasticrun.launcher.terminal import logs
 
-    try:
-        since = logs.parse_since(arguments.since) if arguments.since else 0.0
-    except ValueError:
-        text = f"--since {arguments.since}: give 90s, 10m, 2h, 1d, or a time"
-        return _fail(f"{text} such as 12:30 or 2026-01-31T12:30.", USAGE)
-    choice = logs.Choice(
-        arguments.generation, arguments.rank, arguments.tail, since, arguments.stderr
-    )
+    choice = logs.Choice(arguments.generation, arguments.rank, arguments.tail)
     try:
         ended = _directory_of_ended(arguments.job)
         if ended is not None:

@@ -19,6 +19,7 @@ _IN_ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
 )
 _MARK = "ELASTICRUN_LAUNCHER"
+_HASH_SEED = "PYTHONHASHSEED"
 _TOKEN = secrets.token_hex(8)
 _LOOKS_OF_A_COPY = 3
 
@@ -99,13 +100,19 @@ def has_mark(variables_of_process: bytes) -> bool:
     return _TOKEN.encode() in variables_of_process
 
 
+def hash_seed() -> dict[str, str]:
+    """Return what gives sets of texts one order, in all replicas and after restarts."""
+    return {} if _HASH_SEED in os.environ else {_HASH_SEED: "0"}
+
+
 def of_forkserver(*, is_bare: bool) -> dict[str, str]:
     """Return the variables under which importing torch starts no thread.
 
     Args:
         is_bare: Whether it imports nothing.
     """
-    return {**os.environ, **mark(), **({} if is_bare else _IN_ONE_THREAD)}
+    own = {**mark(), **hash_seed(), **({} if is_bare else _IN_ONE_THREAD)}
+    return {**os.environ, **own}
 
 
 def of_rendezvous() -> dict[str, str]:

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import queue
 import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from elasticrun.checkpoint.events import Event, EventLog
+from elasticrun.launcher import processes
 from elasticrun.launcher.options import Options
 from elasticrun.launcher.terminal.console import Console
 
+_MOST_SECONDS = 60.0  # For one command and what it starts.
 _LAST_SECONDS = 10.0  # For the commands that still run when the job has ended.
+_MOST_ERROR = 500  # Bytes of what a failed command has said.
+# And no session of its own: of those the launcher takes what is left for a replica's.
+_OWN_GROUP: Any = {"process_group": 0}
+if sys.version_info < (3, 11):
+    _OWN_GROUP = {"preexec_fn": os.setpgrp}
 
 
 class EventKeeper:
@@ -29,6 +40,7 @@ class EventKeeper:
     ) -> None:
         self._log = EventLog(options.local_dir)
         self._name = options.name
+        self._console = console
         self._is_told = is_told
         self._untold: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._teller: threading.Thread | None = None
@@ -56,11 +68,46 @@ class EventKeeper:
 
     def _tell(self, command: str) -> None:
         """Run the command for one event after another; in a thread of its own."""
+        said = ""
         while (event := self._untold.get()) is not None:
-            subprocess.run(
-                command,
-                shell=True,
-                input=json.dumps(event).encode(),
-                stdout=subprocess.DEVNULL,
-                check=False,
-            )
+            why = _run(command, json.dumps(event).encode())
+            if why not in ("", said):
+                said = why
+                # No event: the end's text is that of the last one.
+                self._console.detail(f"elasticrun: --on-event {command}: {why}")
+
+
+def _run(command: str, given: bytes) -> str:
+    """Run a command; return why it failed, or nothing."""
+    deadline = time.monotonic() + _MOST_SECONDS
+    error = b""
+    try:
+        process = subprocess.Popen(
+            command,
+            bufsize=0,
+            shell=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            **_OWN_GROUP,
+        )
+    except OSError as refused:
+        return str(refused)
+    with process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        limit = threading.Timer(_MOST_SECONDS, processes.kill_groups, [[process.pid]])
+        limit.daemon = True
+        limit.start()
+        with contextlib.suppress(BrokenPipeError):  # It need not read.
+            process.stdin.write(given)
+            process.stdin.close()
+        while piece := process.stderr.read(1 << 16):
+            error = (error + piece)[-_MOST_ERROR:]
+        code = process.wait()
+        limit.cancel()
+    if code == 0:
+        return ""
+    if time.monotonic() > deadline:
+        return f"ended after {_MOST_SECONDS:.0f} seconds"
+    return f"exit code {code}: {error.decode(errors='replace')}".strip(": \n")

@@ -1,8 +1,7 @@
-"""Finds jobs by name or directory; those that have ended by their events."""
+"""Finds jobs by name or directory; those that have ended by their directory."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +24,6 @@ from elasticrun.launcher.talk.client import (
     find_job,
     places_meant,
 )
-from elasticrun.launcher.talk.started import started_lately
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,7 @@ def find_known_job(word: str | None) -> KnownJob:
     """Return the job of this name, number, directory or URL; without, that of here.
 
     One that has ended is found by its directory, or where a script of that name has its
-    checkpoints by default, or by what this user started lately.
+    checkpoints by default.
 
     Raises:
         JobError: There is none, or more than one.
@@ -137,9 +135,6 @@ def find_known_job(word: str | None) -> KnownJob:
     if place is not None:
         return KnownJob(place)
     if word is not None:
-        for each in started_lately():
-            if word in (each.job, str(each.pid)):
-                return KnownJob(parse_place(each.checkpoint_dir))
         raise JobError(
             f"no job {word!r} of this user is running, and no directory is called so. "
             "Give the checkpoint directory of a job that has ended.",
@@ -152,17 +147,6 @@ def find_known_job(word: str | None) -> KnownJob:
         if isinstance(found, NoSuchJobError):
             found = JobError(str(error), exit_code=NO_JOB)
         raise found from error
-
-
-def status_of_last() -> dict[str, Any] | None:
-    """Return how the last job has ended, one in this directory rather than others."""
-    places = [parse_place(each.checkpoint_dir) for each in started_lately()]
-    with contextlib.suppress(JobError):
-        places.insert(0, find_known_job(None).directory)
-    for place in places:
-        with contextlib.suppress(JobError):
-            return status_of_ended(KnownJob(place))
-    return None
 
 
 def _place(word: str | None) -> Place | None:

@@ -16,7 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from elasticrun.checkpoint.files import durable
-from elasticrun.checkpoint.storage.lock import LockedError, find_owner, lock_file
+from elasticrun.checkpoint.storage.lock import (
+    LockedError,
+    find_others_who_can_write,
+    find_owner,
+    lock_file,
+)
 from elasticrun.launcher.options import OptionError
 
 _NAME = "launcher.lock"
@@ -57,6 +62,28 @@ def make_usable(directory: Path, *, what: str, option: str) -> None:
             f"{directory} cannot hold this job's {what}: {error.strerror}. Make it a "
             f"writable directory, or give another {option}."
         ) from error
+
+
+def check_meeting_place(directory: Path) -> None:
+    """Refuse to meet where another user could write an address for the others.
+
+    torch unpickles what the store at that address holds.
+
+    Raises:
+        OptionError: Another user owns the directory, or can write to it.
+    """
+    found = find_others_who_can_write(directory)
+    for each in (directory, directory / "rendezvous"):
+        with contextlib.suppress(FileNotFoundError):
+            owner = os.stat(each).st_uid
+            if owner not in (os.geteuid(), 0):
+                found = f"{each} belongs to user {owner}."
+    if found:
+        raise OptionError(
+            f"--nodes: {found} Who writes there can have all machines run code, for "
+            "they find each other through it. Or say where they meet: --rdzv-endpoint "
+            "HOST:PORT."
+        )
 
 
 def _lock(directory: Path, *, is_shared: bool) -> io.FileIO | None:

@@ -15,10 +15,10 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
-from http.client import HTTPException
+from typing import Any
 from urllib.error import HTTPError
 
 from elasticrun.launcher.event_loop import EventLoop
@@ -29,8 +29,17 @@ _ANSWER_SECONDS = 10.0
 _GCP_SECONDS = 30.0
 _NUM_MISSES = 3  # In a row, before it is said.
 _AZURE_ENDS = ("Preempt", "Terminate", "Redeploy", "Reboot")
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Takes a redirect for a failure: a page to log in at says nothing of a machine."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
 # Such an address is no other machine's business.
-_without_proxy = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
 
 
 @dataclass(frozen=True)
@@ -103,13 +112,13 @@ class Notices:
             try:
                 notice = self._look()
                 misses = 0
-            except (OSError, HTTPException, ValueError, KeyError) as error:
+            except Exception as error:  # An answer may be of any form, and right later.
                 notice = None
                 misses += 1
                 if misses == _NUM_MISSES:  # They fail now and then.
                     self._tell(why=f"{type(error).__name__}: {error}"[:500])
             if notice is not None:
-                self._tell(**asdict(notice))
+                self._tell(text=notice.text[:500], deadline=notice.deadline)
                 return
             self._has_ended.wait(self._pause)
 
@@ -121,7 +130,9 @@ def _get(path: str, *, method: str = "GET", **headers: str) -> str:
     url = path if "://" in path else _METADATA + path
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     request = urllib.request.Request(url, method=method, headers=named)
-    with _without_proxy.open(request, timeout=_ANSWER_SECONDS) as answer:
+    with _opener.open(request, timeout=_ANSWER_SECONDS) as answer:
+        if answer.status != 200:
+            raise HTTPError(url, answer.status, answer.reason, answer.headers, None)
         return str(answer.read(1 << 16).decode("utf-8", "replace"))
 
 
@@ -129,7 +140,7 @@ def _get_if_there(path: str, **headers: str) -> str | None:
     try:
         return _get(path, **headers)
     except HTTPError as error:
-        if error.code == 404:
+        if error.code in (204, 404):
             return None
         raise
 
@@ -158,14 +169,14 @@ def _gcp() -> Notice | None:
 
 def _azure() -> Notice | None:
     path = "/metadata/scheduledevents?api-version=2020-07-01"
-    events = json.loads(_get(path, Metadata="true"))["Events"]
+    events = json.loads(_get(path, Metadata="true"))["Events"] or ()
     ends = [event for event in events if event["EventType"] in _AZURE_ENDS]
     if not ends:
         return None
     path = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
     own = _get(path, Metadata="true")
     for event in ends:
-        if own in event["Resources"]:
+        if own in list(event["Resources"] or ()):
             when = None  # Empty once it has begun.
             with contextlib.suppress(ValueError, TypeError):
                 when = parsedate_to_datetime(event["NotBefore"]).timestamp()

@@ -12,7 +12,6 @@ from elasticrun.checkpoint.storage.place import Place
 from elasticrun.errors import counted
 from elasticrun.launcher import environment
 from elasticrun.launcher.modules import main_file, why_not_runnable
-from elasticrun.replicas.open_files import allow_open_files, files_of_rank_0
 from elasticrun.saving.settings import Settings
 
 AUTO = "auto"
@@ -35,11 +34,7 @@ class Replicas:
     most: int
 
     def check(self, number: int) -> None:
-        """Refuse a number out of bounds.
-
-        Raises:
-            OptionError: It is one.
-        """
+        """Refuse a number out of bounds."""
         if number < 1:
             raise OptionError(f"{number} replicas: give a number from 1 up.")
         if not self.least <= number <= self.most:
@@ -122,7 +117,6 @@ class Options:
         is_linted: Whether errors that the linter finds in the script are shown.
         nodes: The machines of the job; None for this one alone.
         notice: Who says that this machine is about to be taken away, if anybody.
-        scale_by: What decides how many replicas there are, if anything does.
         is_quiet: Whether what replicas print is kept in logs, and not shown.
         on_event: A command that is told of what becomes of the job, as JSON.
     """
@@ -145,7 +139,6 @@ class Options:
     is_linted: bool = True
     nodes: NodeSettings | None = None
     notice: str | None = None
-    scale_by: str | None = None
     is_quiet: bool = False
     on_event: str | None = None
 
@@ -160,11 +153,7 @@ class Options:
 
 
 def parse_replicas(text: str) -> Replicas:
-    """Return what N, auto or MIN:MAX means on this machine.
-
-    Raises:
-        OptionError: `text` is none of them.
-    """
+    """Return what N, auto or MIN:MAX means on this machine."""
     # One a GPU, else one a core, up to as many as share a CPU well.
     suggested = environment.num_gpus() or min(environment.num_cores(), _MOST_CORES)
     if text in (AUTO, *_TORCHRUNS_AUTO):
@@ -260,11 +249,7 @@ def options_of_torchrun(process: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_max_restarts(text: str | None) -> int:
-    """Return a number of restarts, 3 if none is given.
-
-    Raises:
-        OptionError: `text` is no such number.
-    """
+    """Return a number of restarts, 3 if none is given."""
     text = "3" if text is None else text
     if not text.isdecimal():
         raise OptionError(f"--max-restarts {text}: give 0 or more.")
@@ -272,11 +257,7 @@ def parse_max_restarts(text: str | None) -> int:
 
 
 def parse_hang_timeout(text: str) -> float | str | None:
-    """Return seconds, "auto", or None for "off".
-
-    Raises:
-        OptionError: `text` is none of them.
-    """
+    """Return seconds, "auto", or None for "off"."""
     if text == AUTO:
         return AUTO
     if text == "off":
@@ -312,11 +293,7 @@ def read_settings(
 
 
 def parse_seconds(name: str, text: str, *, also: str = "") -> float:
-    """Return a number of seconds above 0.
-
-    Raises:
-        OptionError: `text` is no such number.
-    """
+    """Return a number of seconds above 0."""
     try:
         seconds = float(text)
     except ValueError:
@@ -359,31 +336,6 @@ def make_program(target: str, arguments: list[str], *, is_module: bool) -> Progr
     folder = os.path.dirname(os.path.realpath(target))
     check_name(f"{folder}/{target}")
     return Program("script", target, tuple(arguments), (folder,))
-
-
-_FILES_OF_REPLICA = 5  # Its channel, stdout, stderr, log, and what tells of its end.
-_FILES_SPARE = 25  # For callers, logs that are read, and replicas that are forked.
-
-
-def check_open_files(size: int) -> None:
-    """Refuse more replicas than there can be open files for, before anything stops.
-
-    The soft limit is raised if it is too low and the hard one lets it.
-
-    Raises:
-        OptionError: There would be too many.
-    """
-    of_others = len(os.listdir("/proc/self/fd")) + _FILES_SPARE
-    of_launcher = of_others + _FILES_OF_REPLICA * size
-    of_rank_0 = files_of_rank_0(size)
-    limit = allow_open_files(max(of_launcher, of_rank_0))
-    for who, needed in (("the launcher", of_launcher), ("rank 0", of_rank_0)):
-        if needed > limit:
-            raise OptionError(
-                f"{counted(size, 'replica')}: {who} would have about {needed} files "
-                f"open, but may have only {limit}. Raise that limit (ulimit -n) before "
-                "the start, or ask for fewer replicas."
-            )
 
 
 def check_processors(size: int, *, uses_gpus: bool) -> None:

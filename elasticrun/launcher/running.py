@@ -15,15 +15,15 @@ from elasticrun.launcher import directory, processes
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.events import EventKeeper
 from elasticrun.launcher.linting import Linting
-from elasticrun.launcher.lock import locked, make_usable
-from elasticrun.launcher.options import Options, check_open_files
+from elasticrun.launcher.lock import check_meeting_place, locked, make_usable
+from elasticrun.launcher.options import Options
 from elasticrun.launcher.stop_signals import StopSignals, signals_as_bytes
 from elasticrun.launcher.supervisor.server import Server
 from elasticrun.launcher.supervisor.status import StatusBook
 from elasticrun.launcher.supervisor.supervisor import Supervisor
 from elasticrun.launcher.talk import sockets
-from elasticrun.launcher.talk.started import note_start
 from elasticrun.launcher.terminal.console import Console, open_console
+from elasticrun.replicas.open_files import raise_limit_of_open_files
 
 if TYPE_CHECKING:
     from elasticrun.launcher.notices import Notice, Notices
@@ -39,7 +39,7 @@ def run_job(options: Options) -> int:
     """
     console = open_console()
     with contextlib.closing(console):
-        check_open_files(options.replicas.initial)
+        raise_limit_of_open_files()
         _move_aside_if_fresh(options, console)
         directory.check_reachable(options.checkpoint_dir)
         if _is_finished(options, console):
@@ -49,12 +49,13 @@ def run_job(options: Options) -> int:
             wakeups = stack.enter_context(signals_as_bytes(stop_signals))
             is_shared = options.nodes is not None
             stack.enter_context(locked(options.local_dir, is_shared=is_shared))
+            if options.nodes and options.nodes.place == str(options.local_dir):
+                check_meeting_place(options.local_dir)
             _check_logs(options)
             processes.adopt_orphans()
             loop = EventLoop()
             control = sockets.ControlSocket()
             stack.callback(control.close)
-            note_start(options.name, options.checkpoint_dir)
             supervisor = Supervisor(options, console, loop)
             keeper = EventKeeper(options, console, lambda: supervisor.is_first_node)
             stack.callback(keeper.close)
@@ -71,11 +72,6 @@ def run_job(options: Options) -> int:
             if options.notice is not None:
                 notices = _look_for_notices(options.notice, supervisor, console, stops)
                 stack.callback(notices.close)
-            if options.scale_by is not None:
-                from elasticrun.launcher.scaling import ScaleBy  # Few jobs need it.
-
-                scale_by = ScaleBy(options.scale_by, supervisor, console, loop)
-                stack.callback(scale_by.close)
             _keep_status_line(loop, console, book)
             script = options.program.file if options.is_linted else None
             linting = Linting(script, console, loop)

@@ -103,6 +103,7 @@ def merged(verdicts: Sequence[Verdict], gone: str) -> Verdict:
         chosen,
         newest=newest,
         rescued=rescued,
+        no_rescue=next((each.no_rescue for each in verdicts if each.no_rescue), ""),
         has_trained=has_trained,
         is_unsaved=is_unsaved,
     )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import gc
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +14,7 @@ from elasticrun.lint.options import (
     find_pyproject,
     read_options,
 )
-from elasticrun.lint.rules.table import RETIRED, RULES
+from elasticrun.lint.rules.table import RULES
 
 if TYPE_CHECKING:
     from elasticrun.lint.engine import LintResult
@@ -30,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `elasticrun lint`."""
     parser.add_argument(
         "paths", nargs="+", metavar="PATH",
-        help="files, notebooks or folders; - for standard input",
+        help="files or folders; - for standard input",
     )  # fmt: skip
     parser.add_argument(
         "--format", choices=FORMATS, default="text", help="how findings are written"
@@ -44,14 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--pedantic", action="store_true", help="report hints as well")
     parser.add_argument(
-        "--diff", action="store_true",
-        help="print a patch that makes plain scripts elastic; findings go to stderr",
-    )  # fmt: skip
-    parser.add_argument(
-        "--statistics", action="store_true",
-        help="print how often each rule found something instead of findings",
-    )  # fmt: skip
-    parser.add_argument(
         "--stdin-filename", type=Path, default=Path("stdin.py"), metavar="PATH",
         help="with -: the name and place of what is read from standard input",
     )  # fmt: skip
@@ -60,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _codes(text: str) -> tuple[str, ...]:
     codes = tuple(each.strip().upper() for each in text.split(",") if each.strip())
     for code in codes:
-        if not any(known.startswith(code) for known in (*RULES, *RETIRED)):
+        if not any(known.startswith(code) for known in RULES):
             raise argparse.ArgumentTypeError(
                 f"{code} begins no rule; see `elasticrun rule`"
             )
@@ -78,19 +68,16 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _lint(options: argparse.Namespace) -> int:
-    from elasticrun.lint.report import concise, problem_line
+    from elasticrun.lint.report import problem_line, report
 
     try:
         result = _result(options)
     except (ConfigurationError, SyntaxError, ValueError) as error:
         _complain(f"elasticrun lint: {error}")
         return COULD_NOT
-    output = _output(result, options)
+    output = report(result, options.format)
     if output:
         _say(output)
-    if options.diff:
-        for finding in result.findings:
-            _complain(concise(finding))
     for problem in result.problems:
         _complain(problem_line(problem))
     if result.problems:
@@ -114,22 +101,6 @@ def _result(options: argparse.Namespace) -> LintResult:
         return lint_text(decode(sys.stdin.buffer.read()), str(path), chosen)
     paths = [Path(each) for each in options.paths]
     return lint_paths(paths, _chosen(options, paths[0]))
-
-
-def _output(result: LintResult, options: argparse.Namespace) -> str:
-    from elasticrun.lint.editing import patch
-    from elasticrun.lint.report import report, statistics
-    from elasticrun.lint.rules.conversion import edits_of
-
-    if options.diff:
-        patches = ""
-        for each in result.patched:
-            edits = edits_of(ast.parse(each.text), each.text)
-            patches += patch(os.path.relpath(each.name), each.text, edits)
-        return patches.removesuffix("\n")
-    if options.statistics:
-        return statistics(result.findings)
-    return report(result, options.format)
 
 
 def _chosen(options: argparse.Namespace, first: Path) -> LintOptions:
@@ -158,9 +129,7 @@ def rule_main(options: argparse.Namespace) -> int:
     status = CLEAN
     for code in options.codes:
         code = code.upper()
-        if code in RETIRED:
-            _say(f"{code} {RETIRED[code]}")
-        elif code not in RULES:
+        if code not in RULES:
             text = f"there is no rule {code}. `elasticrun rule` lists all."
             _complain(f"elasticrun rule: {text}")
             status = COULD_NOT

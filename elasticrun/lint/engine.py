@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -26,12 +25,6 @@ _SCRIPTS = 8  # What more files import is a library, and none of these its scrip
 # What a file has that makes loaders or optimizers for another one.
 _MAKERS = re.compile(r"DataLoader\(|\boptim\.\w|[oO]ptimizer\(|Adam|SGD")
 _KEPT = 20  # Modules with text and tree; those of a large project take gigabytes.
-# What a line, or what is said of it, shows of syntax that a version of Python brought.
-_SYNTAX = {
-    (3, 11): r"\bexcept\s*\*",
-    (3, 12): r"^f-string|^\s*type\s+\w+.*=|^\s*(?:async\s+def|def|class)\s+\w+\[",
-    (3, 14): r"\bt['\"]|^\s*except\s+[\w.]+\s*,",
-}
 
 
 class LintProblem(NamedTuple):
@@ -40,27 +33,21 @@ class LintProblem(NamedTuple):
     path: str
     line: int
     message: str
-    cell: int | None = None
 
 
 class LintResult(NamedTuple):
-    """What came out of linting some paths.
-
-    Attributes:
-        patched: Plain scripts that a patch makes elastic, if nothing is yet.
-    """
+    """What came out of linting some paths."""
 
     findings: list[Finding]
     problems: list[LintProblem]
     modules: list[Module]
-    patched: list[Module]
 
 
 def lint_paths(paths: Iterable[Path], options: LintOptions | None = None) -> LintResult:
     """Lint files, and all Python files below folders."""
     project = Project()
     options = options or LintOptions()
-    result = LintResult([], [], [], [])
+    result = LintResult([], [], [])
     for path in paths:
         if not (path.is_file() or path.is_dir()):
             text = "is no file or folder. Check the path, relative to the current one."
@@ -69,11 +56,13 @@ def lint_paths(paths: Iterable[Path], options: LintOptions | None = None) -> Lin
             result.problems.append(LintProblem(str(path), 1, text))
             continue
         for file in python_files(path, options.excludes):
-            module = project.load(file, str(file))
-            if module is None:
+            is_notebook = file.suffix == ".ipynb"
+            module = None if is_notebook else project.load(file, str(file))
+            if is_notebook:
+                text = f'is a notebook: nbqa reads it, `nbqa "elasticrun lint" {file}`.'
+                result.problems.append(LintProblem(str(file), 1, text))
+            elif module is None:
                 text = "cannot be read as Python source in the encoding it declares."
-                if file.suffix == ".ipynb":
-                    text = "cannot be read as a notebook of Jupyter's."
                 if file.stat().st_size > MAX_BYTES:
                     text = "has more than 1 MB, which the linter does not read."
                 result.problems.append(LintProblem(str(file), 1, text))
@@ -85,15 +74,11 @@ def lint_paths(paths: Iterable[Path], options: LintOptions | None = None) -> Lin
 def lint_text(
     text: str, name: str = "script.py", options: LintOptions | None = None
 ) -> LintResult:
-    """Lint one program that stands in no file, or not as it is there.
-
-    Raises:
-        ValueError: The name is that of a notebook, and the text is none.
-    """
+    """Lint one program that stands in no file, or not as it is there."""
     module = Module(Path(name).absolute(), name, text)
     project = Project()
     project.modules[module.path] = module
-    return _lint(project, options or LintOptions(), LintResult([], [], [module], []))
+    return _lint(project, options or LintOptions(), LintResult([], [], [module]))
 
 
 def _lint(project: Project, options: LintOptions, result: LintResult) -> LintResult:
@@ -104,25 +89,21 @@ def _lint(project: Project, options: LintOptions, result: LintResult) -> LintRes
         if module.imported_by & walked:
             continue  # walked through already, from the script that imports it
         with _giving_up(result, module):
-            found += _in_elastic(project, options, module)
+            found += _in_elastic(project, module)
             walked.add(module.name)
     if not roots:
-        found += _in_plain(project, options, result)
+        found += _in_plain(project, result)
     result.findings.extend(_reported(found, project, options, result.modules))
     return result
 
 
-def _in_elastic(
-    project: Project, options: LintOptions, module: Module
-) -> Iterator[Finding]:
-    program = Walked(walk_through(project, options, module))
+def _in_elastic(project: Project, module: Module) -> Iterator[Finding]:
+    program = Walked(walk_through(project, module))
     for check in CHECKS:
         yield from check(program)
 
 
-def _in_plain(
-    project: Project, options: LintOptions, result: LintResult
-) -> Iterator[Finding]:
+def _in_plain(project: Project, result: LintResult) -> Iterator[Finding]:
     """Yield what makes plain scripts elastic, and what is found in them then."""
     importers: dict[Module, list[Module]] = defaultdict(list)
     for module in result.modules:
@@ -137,16 +118,14 @@ def _in_plain(
             if tree is None or not conversion.may_train(module.text):
                 continue
             _check_size(tree)
-            if not conversion.edits_of(tree, module.text):
+            if not conversion.edits_of(tree):
                 continue
-            if module.cells is None:  # A patch of a notebook would be one of its JSON.
-                result.patched.append(module)
             above = importers[module] if len(importers[module]) <= _SCRIPTS else []
             scripts = [each for each in _making(above) if _edits_beside(each)]
             for script in scripts or [module]:
                 if script.name not in walked:
                     walked.add(script.name)
-                    yield from _if_elastic(project, options, script, module)
+                    yield from _if_elastic(project, script, module)
 
 
 def _check_size(tree: ast.Module) -> None:
@@ -167,11 +146,11 @@ def _making(modules: list[Module]) -> list[Module]:
 
 def _edits_beside(module: Module) -> list[Edit]:
     tree = module.parse()
-    return [] if tree is None else conversion.edits_beside(tree, module.text)
+    return [] if tree is None else conversion.edits_beside(tree)
 
 
 def _if_elastic(
-    project: Project, options: LintOptions, script: Module, training: Module
+    project: Project, script: Module, training: Module
 ) -> Iterator[Finding]:
     """Yield what a script and the files beside it need, and what is found in it then.
 
@@ -185,7 +164,7 @@ def _if_elastic(
             yield from conversion.findings(module, edits)
             assert module.tree is not None
             Application(edits).visit(module.tree)
-    for finding in _in_elastic(project, options, script):
+    for finding in _in_elastic(project, script):
         if finding.code != "ER002":  # Of loops without a boundary ER003 has spoken.
             yield finding
     for module in modules:
@@ -235,26 +214,9 @@ def _parsed(module: Module, result: LintResult) -> ast.Module | None:
     tree = module.parse()
     if module.error is not None:
         line = module.error.lineno or 1
-        newer = _newer(module.error, module.line(line))
-        text = f"cannot be parsed: {module.error.msg}.{newer}"
-        cell = None
-        if module.cells is not None:
-            cell, line = module.cells.place(line)
-        result.problems.append(LintProblem(module.name, line, text, cell))
+        text = f"cannot be parsed: {module.error.msg}."
+        result.problems.append(LintProblem(module.name, line, text))
     return tree
-
-
-def _newer(error: SyntaxError, line: str) -> str:
-    """Return which Python a line needs, if its syntax is newer than this one's."""
-    own = sys.version_info[:2]
-    for version, syntax in _SYNTAX.items():
-        if version > own and re.search(syntax, f"{error.msg}\n{line}", re.MULTILINE):
-            needed = ".".join(map(str, version))
-            return (
-                f" It looks like syntax of Python {needed}, and this is Python "
-                f"{own[0]}.{own[1]}: run the linter with Python {needed} or later."
-            )
-    return ""
 
 
 def _reported(
@@ -268,7 +230,7 @@ def _reported(
     for finding in found:
         if is_suppressed(finding, by_name.get(finding.path), used):
             continue
-        if not options.wants(finding.code, finding.path):
+        if not options.wants(finding.code):
             continue
         if finding.path not in asked_for and finding.code != conversion.ER003.code:
             finding = finding._replace(severity=lowered(finding.severity, 1))
@@ -277,9 +239,7 @@ def _reported(
         best = kept.setdefault(finding.order, finding)
         if SEVERITIES.index(finding.severity) < SEVERITIES.index(best.severity):
             kept[finding.order] = finding
-    for module in modules:
-        if options.wants(ER001.code, module.name):
-            for finding in unused(module, used):
-                kept[finding.order] = finding
-    ordered = (kept[key] for key in sorted(kept))
-    return [each.in_cell(by_name[each.path].cells) for each in ordered]
+    for module in modules if options.wants(ER001.code) else ():
+        for finding in unused(module, used):
+            kept[finding.order] = finding
+    return [kept[key] for key in sorted(kept)]

@@ -26,18 +26,14 @@ What = Literal[
     # Random numbers: a generator (the value, or a global one) is seeded, or drawn from.
     "seeded", "drawn",
     "unfixed",  # something is asked that no later start is told again: the time, ...
-    "ordered",  # a set gives its elements to something that keeps their order
     # What is seen outside of the process: lines and numbers for people; a file that is
     # saved as a whole, opened, written (or appended unseen), or moved, removed, made.
     "logged", "saved", "opened", "written", "moved",
     "sent",  # a request, a message, a program that is run
     "collective",  # what all replicas must do together
-    "port",  # at which the process listens
-    "job",  # something of elasticrun is called, which makes the job if it is the first
-    # Loops: a `break`, a loop that counts, a zip; an iterator is made, asked by `next`.
-    "left", "counted", "zipped", "iterated", "asked",
+    # Loops: a `break`, a loop that counts; an iterator is made, asked by `next`.
+    "left", "counted", "iterated", "asked",
     "signal",  # gets a handler
-    "guarded", "suppressed",  # by a `try`, or a `suppress` that catches a stop
 ]  # fmt: skip
 
 

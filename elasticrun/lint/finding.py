@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from typing import NamedTuple
 
-from elasticrun.lint.notebook import Cells
 from elasticrun.lint.project import Module
 
 SEVERITIES = "EWH"  # error, warning, hint
@@ -38,7 +37,7 @@ class Rule(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """One finding at one place; lines are those of the cell if it is in a notebook."""
+    """One finding at one place."""
 
     code: str
     severity: str
@@ -52,28 +51,11 @@ class Finding(NamedTuple):
     source: str
     chain: str
     help: str
-    cell: int | None = None
 
     @property
     def place(self) -> str:
         """Where it is, as the beginning of a message."""
-        cell = "" if self.cell is None else f"cell {self.cell}:"
-        return f"{self.path}:{cell}{self.line}:{self.column}"
-
-    def in_cell(self, cells: Cells | None) -> Finding:
-        """Return it with the lines of its cell, if it is in a notebook."""
-        if cells is None:
-            return self
-        cell, line = cells.place(self.line)
-        end_line = line + self.end_line - self.line
-        return self._replace(
-            line=line,
-            end_line=end_line,
-            message=cells.in_words(self.message),
-            chain=cells.in_chain(self.chain),
-            help=cells.in_words(self.help),
-            cell=cell,
-        )
+        return f"{self.path}:{self.line}:{self.column}"
 
     @property
     def order(self) -> tuple[str, int, int, str]:

@@ -10,10 +10,6 @@ def named(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# What catches the exception with which a stop leaves a program.
-STOPS = named("BaseException SystemExit JobStopped")
-
-
 def last_name(node: ast.expr) -> str:
     """Return `c` for `c` and for `a.b.c`, and an empty text for anything else."""
     if isinstance(node, ast.Attribute):

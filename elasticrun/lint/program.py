@@ -16,7 +16,7 @@ from elasticrun.lint.graph import (
     WalkedLoop,
     Write,
 )
-from elasticrun.lint.values import Class, Value
+from elasticrun.lint.values import Value
 from elasticrun.lint.walk.walk import Walk
 from elasticrun.lint.zones import Zones, calls_within
 
@@ -46,11 +46,6 @@ class Walked:
         """Return where an object was made."""
         assert value.node is not None
         return Spot(value.node, self.graph.steps[value.made_at])
-
-    def spot_in(self, cls: Class, node: ast.AST) -> Spot:
-        """Return where a node of a class is."""
-        steps = (each for each in self.graph.steps if each.module is cls.module)
-        return Spot(node, next(steps, self.graph.steps[0]))
 
     def zone(self, step: Step) -> str:
         return self.zones.zone(step)

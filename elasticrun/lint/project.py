@@ -15,13 +15,10 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from elasticrun.lint.notebook import Cells, read_notebook
-
 ELASTIC = re.compile(
     r"\b(elasticrun|adaptdl|remaining_epochs_until|AdaptiveDataLoader)\b"
 )
-# Of source; a notebook holds pictures besides.
-MAX_BYTES, _MAX_NOTEBOOK = 1_000_000, 64_000_000
+MAX_BYTES = 1_000_000
 _MAX_IMPORTS = 5_000
 # Python's parser takes memory by the square of such a name's length.
 _ENDLESS = re.compile(r"(?:\w{1,64}\.){999}")
@@ -55,7 +52,6 @@ class Module:
     Attributes:
         folder: Where the file is.
         name: What the file is called in messages.
-        cells: Where its cells are, if it is a notebook.
         tree: The syntax tree, or None if the file does not parse.
         error: Why it does not parse.
         leads_to_elastic: Whether it is elastic or imports, in any number of steps, a
@@ -68,9 +64,6 @@ class Module:
         self.path = path
         self.folder = str(path.parent)
         self.name = name
-        self.cells: Cells | None = None
-        if path.suffix == ".ipynb":
-            text, self.cells = read_notebook(text)
         self._text: str | None = text
         self._is_file = is_file
         self.error: SyntaxError | None = None
@@ -84,8 +77,7 @@ class Module:
     @property
     def text(self) -> str:
         if self._text is None:
-            text = decode(self.path.read_bytes())
-            self._text = text if self.cells is None else read_notebook(text)[0]
+            self._text = decode(self.path.read_bytes())
         return self._text
 
     def forget(self) -> None:
@@ -199,13 +191,10 @@ class Project:
             try:
                 if not path.is_file():  # Opening a pipe waits for who writes to it.
                     raise OSError("no regular file")
-                is_notebook = path.suffix == ".ipynb"
-                if path.stat().st_size > (_MAX_NOTEBOOK if is_notebook else MAX_BYTES):
+                if path.stat().st_size > MAX_BYTES:
                     raise ValueError("too large")
                 text = decode(path.read_bytes())
                 module = Module(key, name or str(path), text, is_file=True)
-                if len(module.text) > MAX_BYTES:
-                    raise ValueError("too large")
                 if not module.is_elastic:
                     module.forget()
                 self.modules[key] = module
@@ -309,7 +298,7 @@ def display_name(path: Path, importer: Module) -> str:
 def python_files(
     path: Path, is_excluded: Callable[[Path], bool] = lambda _: False
 ) -> list[Path]:
-    """Return the Python files and notebooks of a path: itself, or all below it.
+    """Return the Python files of a path: itself, or all below it.
 
     Args:
         is_excluded: Whether not to look at what is below; called with each path.
@@ -324,5 +313,5 @@ def python_files(
             for each in folders
             if each not in _SKIPPED and not is_excluded(here / each)
         ]
-        found += (here / each for each in files if each.endswith((".py", ".ipynb")))
+        found += (here / each for each in files if each.endswith(".py"))
     return sorted(each for each in found if each.is_file() and not is_excluded(each))

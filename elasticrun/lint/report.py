@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from typing import Any
 
 from elasticrun.lint.engine import LintProblem, LintResult
 from elasticrun.lint.finding import Finding
-from elasticrun.lint.rules.table import RULES
 
 _GITHUB = {"E": "error", "W": "warning", "H": "notice"}
 
@@ -31,14 +29,7 @@ def concise(finding: Finding) -> str:
 
 def problem_line(problem: LintProblem) -> str:
     """Return a problem on one line."""
-    cell = "" if problem.cell is None else f"cell {problem.cell}:"
-    return f"{problem.path}:{cell}{problem.line}: {problem.message}"
-
-
-def statistics(findings: list[Finding]) -> str:
-    """Return how often each rule has found something, the most frequent first."""
-    counts = Counter(each.code for each in findings).most_common()
-    return "\n".join(f"{n:5} {code} {RULES[code].title}" for code, n in counts)
+    return f"{problem.path}:{problem.line}: {problem.message}"
 
 
 def _text(finding: Finding) -> str:

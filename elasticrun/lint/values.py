@@ -23,10 +23,10 @@ next_uid = itertools.count(1).__next__  # of values and of frames, which have pl
 #   Of batches: valid (it leaves padding out), num_batches, accumulated (a sum that an
 #   Accumulator has).
 #   Of tests: once (`once(key)`), exists (whether a file does).
-#   Of files: path, temporary. Of texts: text.
+#   Of files: path, temporary.
 #   Of losses: see walk/losses.py.
 NO_TAINTS: frozenset[str] = frozenset()
-OF_CONTENT = frozenset(("batch", "text"))  # also of a container that gets it
+OF_CONTENT = frozenset(("batch",))  # also of a container that gets it
 UNFIXED = frozenset(("time", "entropy", "random"))  # another one at each start
 
 # What a value is. The type checker refuses to compare it with a name that is not here.
@@ -252,6 +252,8 @@ def join(first: Value, second: Value) -> Value:
     vague = [each.kind in ("const", "unknown") for each in (first, second)]
     if all(vague):
         one, other = first.constant, second.constant
+        if first.in_epoch and second.in_epoch:  # New in each, whichever it is.
+            return unknown(first.name or second.name, first.taints | second.taints)
         if first.kind == second.kind == "unknown":
             first.taints |= second.taints
         elif type(one) is not type(other) or one != other or first.kind != second.kind:

@@ -34,7 +34,9 @@ from elasticrun.parallel.arguments import (
 )
 from elasticrun.parallel.gradient_hooks import GradientHooks
 from elasticrun.parallel.noise import NoiseMeter
+from elasticrun.parallel.partial_gradients import loop_if_any
 from elasticrun.parallel.rates import Rates, Scaling, needs_gain
+from elasticrun.parallel.read_ahead import ReadAhead
 from elasticrun.parallel.reduction import Reduction
 from elasticrun.parallel.states import ParallelState
 from elasticrun.parallel.weighing import Weighing
@@ -157,6 +159,7 @@ class AdaptiveDataParallel(nn.Module):
         if measure_noise or follows_gain:
             check_measurable(optimizers)
             self._noise = NoiseRecord(f"{prefix}noise", has_shards=is_sharded)
+        self._read_ahead = ReadAhead()
         self._gradient_hooks: GradientHooks | ShardedGradients
         meter = self._meter(job, is_sharded=is_sharded)
         if is_sharded:
@@ -255,6 +258,8 @@ class AdaptiveDataParallel(nn.Module):
                 return self.module(*args, **kwargs)
             self._gradient_hooks.unhook()  # The new DDP's hooks come before them.
             reduction.renew()
+        if self.training:
+            self._read_ahead.note_forward(loop_if_any())
         is_step = self._gradient_hooks.prepare(is_training=self.training)
         if reduction is None:
             return self._replica(*args, **kwargs)

@@ -78,8 +78,7 @@ class Weighing:
         loader = loader_if_any()
         if member is not None:
             _check_member(member, loader)
-        part = None if loader is None else loader.running_loop.current.part
-        if self._world_size == 1 and (part is None or _is_whole(part)):
+        if self._world_size == 1 and (loader is None or _is_all(loader)):
             return loss
         factor, number = self._factor(loss, count, reduction, loader, member or loader)
         weigh: Any = _Weigh.apply
@@ -264,6 +263,12 @@ def _check_member(member: LoopedLoader, loader: LoopedLoader | None) -> None:
 def _is_whole(part: Part) -> bool:
     """Return whether a micro-batch is this replica's whole part of a global batch."""
     return part.micro == 0 and part.is_step
+
+
+def _is_all(loader: LoopedLoader) -> bool:
+    """Return whether all losses of one replica are over the whole global batch."""
+    part = loader.running_loop.current.part
+    return loader.has_one_weight and _is_whole(part) and part.weight == 1.0
 
 
 def _check(count: Tensor | float | None, reduction: str) -> None:

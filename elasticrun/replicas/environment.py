@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
@@ -161,31 +159,6 @@ def torchrun_variables(
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-
-
-def why_no_node_can_join(variables: Mapping[str, str] | None = None) -> str:
-    """Return what is to be changed if nodes may join torchrun's agents and cannot.
-
-    An agent that shares its store tells a node that comes later no address of the
-    replicas (torch 2.13), and after a minute all agents fail.
-    """
-    variables = os.environ if variables is None else variables
-    is_shared = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if not is_shared or "TORCHELASTIC_RUN_ID" not in variables:
-        return ""
-    words = f"--nnodes={variables.get('PET_NNODES')}"
-    with contextlib.suppress(OSError):  # An option comes before the variable.
-        agent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
-        words = agent.decode("utf-8", "replace") + words
-    found = re.search(r"--nnodes[=\0](\d+)(?::(\d+))?", words)
-    if found is None or found[2] in (None, found[1]):
-        return ""
-    return (
-        f"no node can join this job later, though torchrun has --nnodes {found[1]}:"
-        f"{found[2]}: its agents share their store with the replicas, and would all "
-        "fail a minute after another one has come. Set "
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 where each agent is started"
-    )
 
 
 def keep_gloo_on_loopback() -> None:

@@ -10,27 +10,18 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore
 
-from elasticrun.errors import AgreementError
-from elasticrun.logger import Logger
 from elasticrun.replicas.devices import choose_device
 from elasticrun.replicas.environment import (
     Environment,
     keep_gloo_on_loopback,
-    why_no_node_can_join,
 )
 from elasticrun.replicas.exchange import Exchange
 from elasticrun.replicas.gathering import gather
 from elasticrun.replicas.links import Links, connect_all
-from elasticrun.replicas.open_files import (
-    allow_open_files,
-    files_of_rank_0,
-    largest_world,
-)
+from elasticrun.replicas.open_files import raise_limit_of_open_files
 from elasticrun.replicas.opening_store import open_store
 from elasticrun.replicas.process_end import wait_for_threads_at_exit
 from elasticrun.replicas.store import ALL_LEAVE, LEAVING, PROCESS_GROUP, JobStore
-
-logger = Logger(__name__)
 
 _LEAVING_SECONDS = 10.0
 
@@ -119,8 +110,6 @@ def join(
         ValueError: The backend or the variables do not fit.
         AgreementError: A replica did not come.
     """
-    if environment.rank == 0 and (problem := why_no_node_can_join()):
-        logger.warning("%s", problem)
     if dist.is_initialized() and dist.get_world_size() != environment.world_size:
         environment = _as_in_group(environment)
     if environment.world_size == 1:
@@ -129,7 +118,7 @@ def join(
         )
         return Membership(environment, device, None, None, owns_group=False)
     if environment.rank == 0:
-        _check_open_files(environment.world_size)
+        raise_limit_of_open_files()
     wait_for_threads_at_exit()
     owns_group = not dist.is_initialized()
     store = open_store(environment)
@@ -139,18 +128,6 @@ def join(
     if owns_group:
         _start_process_group(environment, store, device, timeout=timeout)
     return Membership(environment, device, store, links, owns_group)
-
-
-def _check_open_files(world_size: int) -> None:
-    """Let rank 0 have the files that it needs, or refuse to begin without."""
-    needed = files_of_rank_0(world_size)
-    limit = allow_open_files(needed)
-    if limit < needed:
-        raise AgreementError(
-            f"rank 0 would have about {needed} files open with {world_size} replicas, "
-            f"and may have {limit}, so some of them could not join. Raise that limit "
-            f"(ulimit -n), or start at most {largest_world(limit)}."
-        )
 
 
 def _as_in_group(environment: Environment) -> Environment:

@@ -5,13 +5,14 @@ open when the job starts. It stays while one of them has it open, so it outlives
 replica that is killed, and nothing is left when all have ended. Replicas of other
 machines have no access to it.
 
-    slots     two, in turn: what a boundary has, as text
-    journals  one for each slot: what has happened since, line by line
-    cells     bytes that lines and texts name by their numbers, such as generators
+    texts     two, in turn: what a boundary has
+    journals  one for each text: what has happened since, line by line
+    offer     what this replica can do after another one's death
+    cells     bytes that texts and lines name by their numbers, such as generators
 
-Whatever is written is of no account until one last store: of the byte that says which
-slot counts, or of where its journal ends. So a kill at any moment leaves all of a thing
-or nothing.
+Whatever is written is of no account until one last store of four bytes: of how many
+texts there were, or of where an area ends.
+So a kill at any moment leaves all or nothing.
 """
 
 from __future__ import annotations
@@ -24,9 +25,7 @@ import os
 import secrets
 import select
 import socket
-import struct
-import zlib
-from collections.abc import Container, Iterable
+from collections.abc import Container
 from typing import Any, NamedTuple
 
 import psutil
@@ -34,15 +33,18 @@ import psutil
 from elasticrun.replicas.store import JobStore
 
 _TOKEN = slice(0, 16)
-_CURRENT = 16  # The byte that says which of two slots was written last.
-_SLOTS = 64, (1 << 20) + 64
-_JOURNALS = (1 << 21) + 64, (1 << 21) + (1 << 20) + 64
-_CELLS = range((1 << 22) + 64, (1 << 22) + (1 << 18) + 64, 1 << 16)
+_NUMBER = 16  # Of the last text.
+_AREA = 1 << 20
+_TEXTS, _JOURNALS, _OFFER = (
+    (64, 64 + _AREA),
+    (64 + 2 * _AREA, 64 + 3 * _AREA),
+    64 + 4 * _AREA,
+)
+_CELLS = range(64 + 5 * _AREA, 64 + 5 * _AREA + (1 << 18), 1 << 16)
 _SIZE = _CELLS.stop  # Pages that are not touched take no memory.
-_HEADER = struct.Struct("<II")  # Of a slot: the size and the checksum of its text.
-_END = struct.Struct("<I")  # Of a journal, and of a cell.
-_FULL = (1 << 32) - 1  # The end of a journal that could not take more.
-_MOST = (1 << 20) - _HEADER.size
+_WORD = 4  # Bytes of a number, and of where an area ends, in front of it.
+_MOST = _AREA - _WORD
+_FULL = _AREA  # The end of a journal that could not take more.
 
 
 class RecordTooLargeError(ValueError):
@@ -82,8 +84,7 @@ class Records:
             raise
         token = secrets.token_bytes(16)
         self._memory[_TOKEN] = token
-        self._next = 1
-        self._end = 0  # Of the journal.
+        self._number = self._end = 0  # Of texts; of the last one's journal.
         store.put(_key(rank), [os.getpid(), self._descriptor, token.hex()])
         self._others: dict[int, _Other] = {}
         for other in neighbours:
@@ -96,81 +97,77 @@ class Records:
         """The ranks whose records can be read, this one's included."""
         return sorted([self.rank, *self._others])
 
-    def write(self, text: str, journal: Iterable[bytes] = ()) -> None:
-        """Record values, as JSON text, in place of those before and their journal.
-
-        A kill at any moment leaves the ones or the others.
+    def write(self, text: str) -> None:
+        """Record JSON text in place of that before and its journal.
 
         Raises:
-            RecordTooLargeError: They take more than 1 MiB.
+            RecordTooLargeError: It takes more than 1 MiB.
         """
         data = text.encode()
         if len(data) > _MOST:
             raise RecordTooLargeError(
-                f"what this replica has added up takes {len(data)} bytes"
+                f"what this replica has added up takes {len(data)} bytes, more than "
+                "1 MiB: keep fewer sums"
             )
-        at = _SLOTS[self._next]
-        slot = _HEADER.pack(len(data), zlib.crc32(data)) + data
-        self._memory[at : at + len(slot)] = slot
-        self._end = 0
-        _END.pack_into(self._memory, _JOURNALS[self._next], 0)
-        for line in journal:
-            self._add(line, _JOURNALS[self._next])
-        self._memory[_CURRENT] = self._next
-        self._next = 1 - self._next
+        number = self._number + 1
+        self._fill(_TEXTS[number % 2], data)
+        self._store(_JOURNALS[number % 2], 0)
+        self._store(_NUMBER, number)
+        self._number, self._end = number, 0
 
     def add(self, line: bytes) -> None:
         """Add a line to the journal of what was written last."""
-        self._add(line, _JOURNALS[1 - self._next])
-
-    def _add(self, line: bytes, journal: int) -> None:
-        at = journal + _END.size + self._end
+        journal = _JOURNALS[self._number % 2]
+        begin = journal + _WORD + self._end
         self._end += len(line) + 1
         if self._end > _MOST:
             self._end = _FULL
         else:
-            self._memory[at : at + len(line) + 1] = line + b"\n"
-        _END.pack_into(self._memory, journal, self._end)
+            self._memory[begin : begin + len(line) + 1] = line + b"\n"
+        self._store(journal, self._end)
+
+    def offer(self, data: bytes) -> None:
+        """Tell the others, once, what this replica can do."""
+        self._fill(_OFFER, data)
 
     def fill_cell(self, data: bytes, *, but: Container[int]) -> int:
         """Put bytes into a cell; return its number.
 
         Args:
             but: The numbers of cells whose bytes are still needed.
-
-        Raises:
-            RecordTooLargeError: They take more than 64 KiB.
         """
         number = next(n for n in range(len(_CELLS)) if n not in but)
-        if len(data) > _CELLS.step - _END.size:
-            raise RecordTooLargeError(f"random generators take {len(data)} bytes")
-        at = _CELLS[number]
-        self._memory[at : at + _END.size + len(data)] = _END.pack(len(data)) + data
+        self._fill(_CELLS[number], data)
         return number
 
-    def read(self, rank: int) -> Any:
-        """Return what a rank has recorded last; None if it has recorded nothing."""
-        memory = self._memory_of(rank)
-        at = _SLOTS[memory[_CURRENT]]
-        size, checksum = _HEADER.unpack_from(memory, at)
-        at += _HEADER.size
-        text = memory[at : at + size]
-        return json.loads(text) if size and zlib.crc32(text) == checksum else None
+    def _fill(self, area: int, data: bytes) -> None:
+        self._memory[area + _WORD : area + _WORD + len(data)] = data
+        self._store(area, len(data))
 
-    def read_journal(self, rank: int) -> list[bytes] | None:
-        """Return the lines that a rank has added since; None if it had no room."""
+    def _store(self, place: int, number: int) -> None:
+        # Four bytes at a multiple of four: a kill leaves the old ones or the new ones.
+        self._memory[place : place + _WORD] = number.to_bytes(_WORD, "little")
+
+    def read(self, rank: int) -> tuple[Any, list[bytes] | None]:
+        """Return what a rank has written last, and the lines that it has added since.
+
+        None for what it has not written, and for lines for which there was no room.
+        """
         memory = self._memory_of(rank)
-        at = _JOURNALS[memory[_CURRENT]]
-        (end,) = _END.unpack_from(memory, at)
-        at += _END.size
-        return None if end == _FULL else memory[at : at + end].splitlines()
+        number = -1
+        while number != (number := _load(memory, _NUMBER)):  # It lives, and writes on.
+            text = _area_of(memory, _TEXTS[number % 2])
+            is_full = _load(memory, _JOURNALS[number % 2]) == _FULL
+            lines = _area_of(memory, _JOURNALS[number % 2]).splitlines()
+        return json.loads(text or b"null"), None if is_full else lines
+
+    def read_offer(self, rank: int) -> bytes:
+        """Return what a rank has offered; nothing if it has not."""
+        return _area_of(self._memory_of(rank), _OFFER)
 
     def read_cell(self, rank: int, number: int) -> bytes:
         """Return the bytes that a rank has put into a cell."""
-        memory = self._memory_of(rank)
-        (size,) = _END.unpack_from(memory, _CELLS[number])
-        at = _CELLS[number] + _END.size
-        return memory[at : at + size]
+        return _area_of(self._memory_of(rank), _CELLS[number])
 
     def _memory_of(self, rank: int) -> mmap.mmap:
         return self._memory if rank == self.rank else self._others[rank].memory
@@ -219,6 +216,15 @@ class Records:
         self._others.clear()
         self._memory.close()
         os.close(self._descriptor)
+
+
+def _load(memory: mmap.mmap, place: int) -> int:
+    return int.from_bytes(memory[place : place + _WORD], "little")
+
+
+def _area_of(memory: mmap.mmap, area: int) -> bytes:
+    begin = area + _WORD
+    return memory[begin : begin + _load(memory, area)]
 
 
 def _shut_down(descriptor: int, peer: Any) -> None:

@@ -22,7 +22,7 @@ from elasticrun.checkpoint.files.recorded import FileRecord
 from elasticrun.checkpoint.registry import Registry
 from elasticrun.checkpoint.states.gathered import GatheredState
 from elasticrun.checkpoint.states.state import BaseState
-from elasticrun.errors import CheckpointWarning, text_of, warn_at_program
+from elasticrun.errors import text_of
 from elasticrun.logger import Logger
 
 logger = Logger(__name__)
@@ -82,7 +82,6 @@ class Capture:
         gathered: This rank's own of small states, by name; rank 0 writes all of them.
         carried: Files of the newest checkpoint that no state has claimed yet; on rank
             0, which copies them.
-        values: Those by which `keep_best` tells the best checkpoint, by `state.name`.
         problem: Why this rank has nothing to write; None if it has.
         file_names: What all ranks write together, as rank 0 sees it; on that alone.
         is_in_memory: Whether training may go on while it is written.
@@ -96,7 +95,6 @@ class Capture:
     files: tuple[OwnFile, ...] = ()
     gathered: dict[str, bytes] = field(default_factory=dict)
     carried: tuple[str, ...] = ()
-    values: dict[str, float] = field(default_factory=dict)
     problem: str | None = None
     file_names: tuple[str, ...] = ()
     is_in_memory: bool = False
@@ -126,7 +124,6 @@ class Capturer:
 
     Args:
         rank: Of what to capture a rank's part; 0 in a rescue, on whatever rank.
-        best: The value by which the best checkpoint is told, "max" or "min"; or None.
         is_async: Whether to keep memory for all that this rank writes; else states
             write their files themselves, while training waits.
     """
@@ -137,15 +134,12 @@ class Capturer:
         *,
         rank: int,
         world_size: int,
-        best: tuple[str, str] | None,
         is_async: bool,
     ) -> None:
         self._registry = registry
         self._rank = rank
         self._world_size = world_size
-        self._best = best
         self._memory = Memory() if is_async else None
-        self._has_warned = False
 
     @_no_garbage_collected()
     def capture(
@@ -169,7 +163,6 @@ class Capturer:
                 if isinstance(state, GatheredState)
             },
             carried=tuple(self._registry.carried_over(newest)) if is_first else (),
-            values=self._values(),
             problem=problem,
             # With as many names as there are ranks, so that only rank 0 makes them.
             file_names=tuple(self._registry.file_names(self._world_size))
@@ -238,24 +231,6 @@ class Capturer:
             return {}
         samples = {state.name: state.samples() for state in self._registry}
         return {name: parts for name, parts in samples.items() if parts}
-
-    def _values(self) -> dict[str, float]:
-        """Return the value by which the best checkpoint is told, if it has one now."""
-        if self._best is None:
-            return {}
-        try:
-            name, value = self._registry.find_value(self._best[0])
-        except KeyError as error:
-            if not self._has_warned:
-                self._has_warned = True
-                warn_at_program(
-                    f"keep_best={self._best!r}: {error.args[0]}, so no checkpoint can "
-                    "be the best. Make a Variables with that value before the first "
-                    "save.",
-                    CheckpointWarning,
-                )
-            return {}
-        return {} if value is None else {name: value}
 
 
 def _wait_for_gpus() -> None:

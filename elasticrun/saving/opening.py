@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.position import Position
+from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.storage import StoreUnreachableError
 from elasticrun.checkpoint.store import CheckpointStore, wait_until_seen
 from elasticrun.errors import CheckpointError, text_of
@@ -16,11 +20,16 @@ from elasticrun.logger import Logger
 from elasticrun.replicas.environment import Environment
 from elasticrun.replicas.exchange import DIRECTORY, SEEN, START, Exchange, RankZeroError
 from elasticrun.replicas.membership import Membership
+from elasticrun.replicas.store import START_TIMEOUT
 from elasticrun.saving.settings import Settings
 
 logger = Logger(__name__)
 
 HEARING_SECONDS = 5.0  # For the other ranks to hear why the job cannot begin.
+_FULL_SECONDS = 3600.0  # For somebody to make room on a full disk.
+_LONGEST_PAUSE = 60.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,8 +75,6 @@ def make_store(settings: Settings) -> CheckpointStore | None:
         settings.checkpoint_dir,
         job=settings.job,
         keep=settings.keep,
-        keep_every=settings.keep_every,
-        keep_best=settings.keep_best,
     )
 
 
@@ -115,11 +122,12 @@ def _begin_on_rank_0(checkpoints: CheckpointStore, exchange: Exchange) -> Start:
 
 def _begin(checkpoints: CheckpointStore) -> tuple[Start, int]:
     """Return what to begin with, and the highest number of a checkpoint there."""
-    checkpoints.acquire()
+    _when_there_is_room(checkpoints.place, checkpoints.acquire)
     try:
         newest = checkpoints.find_newest()
         checkpoints.remove_uncommitted()
-        generation, number = checkpoints.next_generation(), checkpoints.next_number()
+        generation = _when_there_is_room(checkpoints.place, checkpoints.next_generation)
+        number = checkpoints.next_number()
         return Start(generation, number, newest), checkpoints.newest_number()
     except StoreUnreachableError as error:
         raise CheckpointError(
@@ -130,10 +138,31 @@ def _begin(checkpoints: CheckpointStore) -> tuple[Start, int]:
         ) from error
 
 
+def _when_there_is_room(place: Place, act: Callable[[], T]) -> T:
+    """Return what `act` returns, which is tried again while the disk is full.
+
+    Each restart would find it as full, and all that are left would go in seconds.
+    """
+    deadline, pause = time.monotonic() + _FULL_SECONDS, 1.0
+    while True:
+        try:
+            return act()
+        except (OSError, CheckpointError) as error:
+            cause = error.__cause__ or error
+            is_full = getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+            if not is_full or time.monotonic() > deadline:
+                raise
+            if pause == 1.0:
+                logger.warning("%s: waiting for room: %s", place, cause)
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
 def _begin_on_other_ranks(checkpoints: CheckpointStore, exchange: Exchange) -> Start:
     """Open what rank 0 has found, and report whether it is visible here."""
     try:
-        begun = exchange.decide(START, dict)
+        timeout = START_TIMEOUT + 2 * _FULL_SECONDS
+        begun = exchange.decide(START, dict, timeout=timeout)
     except RankZeroError as error:
         raise CheckpointError(f"rank 0: {error}") from error
     newest: Checkpoint | None = None

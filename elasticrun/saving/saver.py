@@ -101,7 +101,6 @@ class Saver:
             Capturer,
             registry,
             world_size=membership.world_size,
-            best=checkpoints.policy.best,
         )
         self._capturer = self._capture_as(rank=self._rank, is_async=is_async)
         self._writer = CheckpointWriter(

@@ -16,8 +16,6 @@ from typing import Any, Literal, NamedTuple
 
 from elasticrun.checkpoint.retention import (
     parse_keep,
-    parse_keep_best,
-    parse_keep_every,
     parse_whole_number,
 )
 from elasticrun.replicas.environment import variables
@@ -43,11 +41,7 @@ ONLY_BY_TIME = SaveEvery()
 def parse_checkpoint_dir(
     value: str | os.PathLike[str], *, setting: str
 ) -> str | os.PathLike[str]:
-    """Return where checkpoints are kept: the path of a directory, or a URL.
-
-    Raises:
-        ValueError: `value` is something else.
-    """
+    """Return where checkpoints are kept: the path of a directory, or a URL."""
     if not isinstance(value, (str, os.PathLike)):
         raise ValueError(
             f"{setting} is {value!r}; give the path of a directory, or the URL of an "
@@ -76,11 +70,7 @@ def parse_save_interval(value: float | str, *, setting: str) -> float | Literal[
 
 
 def parse_switch(value: bool | str, *, setting: str) -> bool:
-    """Return whether something is on: True and False, or "on" and "off".
-
-    Raises:
-        ValueError: `value` is something else.
-    """
+    """Return whether something is on: True and False, or "on" and "off"."""
     if isinstance(value, bool):
         return value
     if value not in ("on", "off"):
@@ -92,11 +82,7 @@ def parse_switch(value: bool | str, *, setting: str) -> bool:
 
 
 def parse_rescue(value: bool | str, *, setting: str) -> bool | Literal["always"]:
-    """Return whether to be ready for a rescue: as `parse_switch`, or "always".
-
-    Raises:
-        ValueError: `value` is something else.
-    """
+    """Return whether to be ready for a rescue: as `parse_switch`, or "always"."""
     if value == "always":
         return "always"
     try:
@@ -109,11 +95,7 @@ def parse_rescue(value: bool | str, *, setting: str) -> bool | Literal["always"]
 
 
 def parse_trust_pickle(value: str | Iterable[str], *, setting: str) -> frozenset[str]:
-    """Return the names of states; one may be given as it is.
-
-    Raises:
-        ValueError: `value` is something else.
-    """
+    """Return the names of states; one may be given as it is."""
     given: Any = [value] if isinstance(value, str) else value
     names = list(given) if isinstance(given, Iterable) else [given]
     if not all(isinstance(name, str) for name in names):
@@ -196,8 +178,6 @@ class Settings:
             "off"; or "auto".
         save_every: What else makes the job save: batches, ends of epochs.
         keep: How many of the newest checkpoints stay.
-        keep_every: Checkpoints of which numbers stay for ever: its multiples.
-        keep_best: The value that is best in a checkpoint that stays, "max" or "min".
         async_save: Whether training goes on while a checkpoint is written.
         rescue: Whether a survivor saves the last boundary when a replica dies;
             "always" if also where that costs more than it may, and on GPUs.
@@ -220,12 +200,6 @@ class Settings:
         default=ONLY_BY_TIME, metadata=_read(parse_save_every, "ELASTICRUN_SAVE_EVERY")
     )
     keep: int = field(default=3, metadata=_read(parse_keep, "ELASTICRUN_KEEP"))
-    keep_every: int | None = field(
-        default=None, metadata=_read(parse_keep_every, "ELASTICRUN_KEEP_EVERY")
-    )
-    keep_best: tuple[str, str] | None = field(
-        default=None, metadata=_read(parse_keep_best, "ELASTICRUN_KEEP_BEST")
-    )
     async_save: bool = field(
         default=True, metadata=_read(parse_switch, "ELASTICRUN_ASYNC_SAVE")
     )

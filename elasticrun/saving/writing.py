@@ -279,7 +279,6 @@ class CheckpointWriter:
             torch_version=str(torch.__version__),
             elasticrun_version=version(),
             files=tuple(files),
-            values=capture.values,
         )
 
 
@@ -360,7 +359,7 @@ def _check_same_parameters(
                 f"{rank} differ from those of rank 0, so the "
                 "gradients with which they were stepped were not averaged. This was "
                 "not saved; the checkpoint before it is untouched. Compute all losses "
-                "by forward passes of the AdaptiveDataParallel, and change parameters "
+                "by forward passes of an AdaptiveDataParallel, and change parameters "
                 "in the same way on every replica."
             )
 

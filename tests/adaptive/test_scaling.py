@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elasticrun.adaptive.noise import MeasuredStep, Noise, summarize
-from elasticrun.adaptive.scaling import Scaling, most_worth, scaling_of
+from elasticrun.adaptive.scaling import Scaling, scaling_of
 from elasticrun.adaptive.step_time import StepTime, TimedSteps
 
 TRUE = StepTime((0.01, 0.001, 0.02, 0.002, 0.05, 0.005, 2.0))
@@ -55,7 +55,6 @@ def test_below_half_of_the_fewest_nothing_is_known() -> None:
     assert rows[0] == Scaling(1)
     assert rows[0].basis == "not measured"
     assert rows[1].speedup == 2.0  # Each of the fewest counts as one.
-    assert most_worth(rows, 1.0) == 2
 
 
 def test_other_nodes_come_when_one_is_full() -> None:
@@ -93,15 +92,6 @@ def test_micro_batches_are_as_few_as_fit() -> None:
     ]
     rows = scaling_of(steps, UNKNOWN, base=64, batch_size=64, max_local_batch_size=16)
     assert rows[3].samples_per_second == pytest.approx(64 / TRUE(1, 4, 16, 1), rel=0.2)
-
-
-@pytest.mark.parametrize(
-    ("worth", "expected"), [(0.9, 1), (0.7, 2), (0.5, 4), (0.1, 6), (1.1, None)]
-)
-def test_the_most_that_are_worth_it(worth: float, expected: int | None) -> None:
-    speedups = [1.0, 1.5, 2.0, 2.0, None, 2.2]
-    rows = [Scaling(n + 1, speedup=each) for n, each in enumerate(speedups)]
-    assert most_worth(rows, worth) == expected
 
 
 def test_noise_that_is_barely_known_is_unknown() -> None:

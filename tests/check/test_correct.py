@@ -25,9 +25,9 @@ def test_a_correct_script_through_all_stages(tmp_path: Path) -> None:
     options = ("--replicas", "1,2", "--max-epochs", 2, "--max-batches", 2, "--kill")
     found = check(tmp_path, "correct.py", *options)
     assert found.code == 0, found.report
-    stages = [stage["name"] for stage in found.report["stages"]]
+    stages = [stage.name for stage in found.report.stages]
     assert stages == ["baseline", "sweep", "replicas", "kill"]
-    num_runs = found.report["num_runs"]
+    num_runs = found.report.num_runs
     assert num_runs <= 10
     assert f"run {num_runs}: killed after a checkpoint at epoch 0, loop" in found.said
     assert "the check about ten times that at most" in found.said
@@ -93,7 +93,7 @@ def test_writing_to_the_users_own_files_is_refused(tmp_path: Path) -> None:
     )
     found = check(tmp_path, "train.py", "--replicas", 1)
     assert found.code == 4
-    assert "outside of the copy" in found.report["problem"]
+    assert "outside of the copy" in found.report.problem
     assert target.read_text() == "mine"
 
 
@@ -102,14 +102,14 @@ def test_a_place_that_is_never_reached(tmp_path: Path) -> None:
     options = ("--at", "7:0:1", "--max-epochs", 1, "--max-batches", 1)
     found = check(tmp_path, "correct.py", *options)
     assert found.code == 2
-    assert "never came to 7:0:1" in found.report["problem"]
+    assert "never came to 7:0:1" in found.report.problem
 
 
 def test_a_script_without_loops_cannot_be_checked(tmp_path: Path) -> None:
     (tmp_path / "empty.py").write_text("import elasticrun\nelasticrun.rank()\n")
     found = check(tmp_path, "empty.py")
     assert found.code == 2
-    assert "nothing to restart in" in found.report["problem"]
+    assert "nothing to restart in" in found.report.problem
 
 
 @pytest.mark.wide
@@ -117,7 +117,7 @@ def test_dropout_is_noted_and_not_mistaken_for_a_mistake(tmp_path: Path) -> None
     options = ("--replicas", "1,2", "--max-epochs", 1, "--max-batches", 2)
     found = check(tmp_path, "dropout.py", *options)
     assert found.code == 0, found.report
-    (note,) = found.report["notes"]
+    (note,) = found.report.notes
     assert "model.0.weight differs by more than rounding without any restart" in note
     places = ("--at", "0:0:1", "--at", "0:0:2", "--replicas", "1,2,1")
     found = check(tmp_path, "dropout.py", *places, "--max-epochs", 1)
@@ -141,10 +141,10 @@ def test_a_script_of_single_precision_is_not_compared_between_numbers_of_replica
     limits = ("--max-epochs", 1, "--max-batches", 1)
     found = check(tmp_path, "single.py", "--replicas", "1,2", *limits)
     assert found.code == 0, found.report
-    (note,) = found.report["notes"]
+    (note,) = found.report.notes
     assert "1 replica in double precision: rank 0 raised RuntimeError" in note
-    assert found.report["stages"][-1]["text"] == "not compared"
+    assert found.report.stages[-1].text == "not compared"
     options = ("--at", "0:0:1", "--replicas", "1,2")
     found = check(tmp_path, "single.py", *options, *limits)
     assert found.code == 4, found.report
-    assert "Numbers of replicas are compared in double" in found.report["problem"]
+    assert "Numbers of replicas are compared in double" in found.report.problem

@@ -31,3 +31,10 @@ def test_a_line_that_lost_several_variables_is_shown_once() -> None:
     assert "variable a.total" in text
     assert "variable b.total" in text
     assert text.count("3 | total += 1") == 1
+
+
+def test_other_places_of_one_difference_do_not_read_as_equal() -> None:
+    route, other = (Route((1, 1), (RestartPlace(0, 0, batch),)) for batch in (1, 3))
+    found = Result(route, [Mismatch("net.weight", 0.1, 0.2)], [], [], also=[other])
+    text = as_text(Report(ExitCode.DIFFERENT, results=[found]))
+    assert "  the same difference also when restarted at 0:0:3\n" in text

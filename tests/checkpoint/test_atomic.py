@@ -158,11 +158,13 @@ def test_what_a_killed_writer_left_is_cleared_away(tmp_path: Path) -> None:
     atomic_save(1, path)
     killed = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
     assert killed.returncode == -signal.SIGKILL
-    (tmp_path / ".model.pt.0123.tmp").touch()  # Not one of ours.
-    assert len(os.listdir(tmp_path)) == 3
+    others = [".model.pt.0123.tmp", ".model.pt.0123456789abcdef.tmp"]  # Not ours.
+    (tmp_path / others[0]).touch()
+    os.mkfifo(tmp_path / others[1])
+    assert len(os.listdir(tmp_path)) == 4
     assert torch.load(path) == 1
     atomic_save(2, path)
-    assert sorted(os.listdir(tmp_path)) == [".model.pt.0123.tmp", "model.pt"]
+    assert sorted(os.listdir(tmp_path)) == [*others, "model.pt"]
 
 
 def test_two_writers_at_once_leave_one_whole_file(tmp_path: Path) -> None:

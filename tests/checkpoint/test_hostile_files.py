@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import stat
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -213,17 +214,18 @@ def test_a_file_with_a_right_checksum_that_is_no_state_is_named(
     assert run(tmp_path, "export", 1, tmp_path / "x", "--state", state).code in (0, 2)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_an_archive_of_a_program_is_shown_as_bytes(tmp_path: Path) -> None:
     class Scripted(State):
         def __init__(self) -> None:
             super().__init__("scripted")
 
         def save(self, fileobj: BinaryIO) -> None:
-            torch.jit.save(torch.jit.trace(nn.ReLU(), torch.ones(1)), fileobj)
+            with zipfile.ZipFile(fileobj, "w") as archive:  # As `torch.jit.save` does.
+                for name in ("data.pkl", "constants.pkl", "code/__torch__.py"):
+                    archive.writestr(f"program/{name}", b"")
 
         def load(self, fileobj: BinaryIO) -> None:
-            torch.jit.load(io.BytesIO(fileobj.read()))
+            fileobj.read()
 
     def script() -> None:
         Scripted()

@@ -426,9 +426,9 @@ def test_a_directory_open_to_all_is_warned_of(tmp_path: Path) -> None:
         run_once(save_all_states, tmp_path)
     assert [str(warning.message) for warning in caught] == [
         (
-            f"{tmp_path} can be written to by everybody (mode 777). Whoever can change "
-            "a checkpoint decides what the job computes. Remove that right: chmod o-w "
-            f"{tmp_path}"
+            f"{tmp_path} can be written to by everybody (mode 777). Remove that right: "
+            f"chmod o-w {tmp_path}. Whoever can change a checkpoint decides what the "
+            "job computes."
         )
     ]
     tmp_path.chmod(0o775)

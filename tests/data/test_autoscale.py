@@ -132,7 +132,11 @@ def test_a_failed_save_drops_the_decision(
     with pytest.warns(CheckpointWarning, match="No space left"):
         sizes = run_once(script, tmp_path)
     assert sizes == [4] * 6 + [16, 16, 8]
-    assert run(tmp_path, "plan").lines == ["train: {0: 4, 24: 16}"]
+    assert plan_in(tmp_path, "newest") == {"0": 4, "24": 16}
+
+
+def plan_in(directory: Path, which: object) -> Any:
+    return run(directory, "show", which, "--json").values["batch_sizes"]["train"]
 
 
 def test_it_goes_on_without_autoscale_and_with_the_recorded_plan(
@@ -152,20 +156,13 @@ def test_it_goes_on_without_autoscale_and_with_the_recorded_plan(
         return [number for batch in loader for number in batch.tolist()]
 
     run_once(script, tmp_path / "job")
-    assert run(tmp_path / "job", "plan").lines == ["train: {0: 4, 8: 8}"]
-    values = run(tmp_path / "job", "plan", 1, "--json").values
-    assert values == {"train": {"0": 4, "8": 8}}
+    assert plan_in(tmp_path / "job", 1) == {"0": 4, "8": 8}
+    shown = run(tmp_path / "job", "show", "newest").lines
+    assert "  batch sizes  {0: 4, 8: 8} of train, by samples seen" in shown
     assert run_once(plain, tmp_path / "job") == list(range(24, 64))
     assert run_once(lambda: plain({0: 4, 8: 8}), tmp_path / "job") == [*range(24, 64)]
     with pytest.raises(CheckpointError, match="4 as the batch size"):
         run_once(lambda: plain(8), tmp_path / "job")
-
-
-def test_without_a_loader_there_is_no_plan(tmp_path: Path) -> None:
-    run_once(save_all_states, tmp_path)
-    said = run(tmp_path, "plan")
-    assert said.code == 2
-    assert "has no loader with a batch size" in said.errors
 
 
 def test_at_the_end_of_an_epoch_the_next_one_is_decided(tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from elasticrun import (
     AdaptiveDataLoader,
+    AdaptiveDataParallel,
     CheckpointError,
     CombinedLoader,
     ElasticRunError,
@@ -297,6 +299,20 @@ def test_no_common_weight_where_a_batch_in_sight_does_not_divide_alike() -> None
             r".*among 1 replica and 2 micro-batches.*model\.weigh\(loss, member=a\)",
         ):
             print(both.loss_weight)
+
+
+def test_a_member_without_samples_in_a_step_has_no_weight_there() -> None:
+    own = AdaptiveDataLoader(Numbers(4), batch_sampler=[[1, 2], []], name="own")
+    model = AdaptiveDataParallel(torch.nn.Linear(1, 1))
+    has_gradients = []
+    for first, _ in CombinedLoader([own, AdaptiveDataLoader(Numbers(4), 2)]):
+        model.zero_grad()
+        loss = model(first[:, None].float()).mean()
+        model.weigh(loss, member=own).backward(retain_graph=True)
+        has_gradients.append(bool(model.module.bias.grad.any()))
+        with pytest.raises(ElasticRunError, match="in its step 1 have 0, 2 samples"):
+            loss.backward()
+    assert has_gradients == [True, False]
 
 
 def nested(outer: Any, inner: Any) -> None:

@@ -235,7 +235,28 @@ def in_a_transform(data: Mixture, value: int) -> None:
     data.transform.length = value
 
 
-CHANGES = [Mixture.set_epoch, in_options, in_place, by_another_tensor, in_a_transform]
+class Setup:
+    """A `worker_init_fn` that sets what the worker's data set gives."""
+
+    epoch = 0
+
+    def __call__(self, worker_id: int) -> None:
+        information = get_worker_info()
+        assert information is not None
+        information.dataset.dataset.epoch += self.epoch
+
+
+SETUP = Setup()
+
+
+def in_the_setup(data: Mixture, value: int) -> None:
+    SETUP.epoch = value
+
+
+CHANGES = [
+    *(Mixture.set_epoch, in_options, in_place, by_another_tensor, in_a_transform),
+    in_the_setup,
+]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
@@ -243,18 +264,25 @@ def test_persistent_workers_see_what_was_set_before_a_loop(
     change: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def script(stop_in: int | None) -> list[float]:
-        data = Mixture(6)
+        data, SETUP.epoch = Mixture(6), 0
         loader = AdaptiveDataLoader(
-            Subset(data, range(6)), 2, num_workers=1, persistent_workers=True
+            Subset(data, range(6)),
+            2,
+            num_workers=1,
+            persistent_workers=True,
+            worker_init_fn=SETUP,
         )
         for epoch in remaining_epochs_until(3):
             change(data, epoch)
             for number, batch in loader.enumerate():
+                loops.append(loader.running_loop)  # As a model would.
+                assert len(multiprocessing.active_children()) == 1
                 seen.append(sum(float(part[0]) for part in batch[1:]))
                 if 3 * epoch + number == stop_in:
                     request_stop()
         return seen
 
+    loops: list[Any] = []
     seen: list[float] = []
     run_once(lambda: script(4), tmp_path)
     run_once(lambda: script(None), tmp_path)
@@ -264,4 +292,5 @@ def test_persistent_workers_see_what_was_set_before_a_loop(
     assert seen == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     told = [each for each in caplog.messages if "has changed since the workers" in each]
     assert len(told) == 3  # Once a generation.
-    assert all(each.startswith("dataset.dataset.") for each in told)
+    places = ("dataset.dataset.", "worker_init_fn.epoch")
+    assert all(each.startswith(places) for each in told)

@@ -20,10 +20,12 @@ from torch.utils.data import (
 
 from elasticrun import (
     AdaptiveDataLoader,
+    AdaptiveDataParallel,
     CheckpointError,
     LengthGroups,
     WeightedDraws,
     remaining_epochs_until,
+    request_stop,
 )
 from elasticrun.data.order.partition import Shares
 from tests.support.data import Numbers
@@ -81,6 +83,57 @@ def test_every_replica_gets_its_share_of_each_batch() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("num_workers", "is_counted"), [(0, True), (0, False), (1, False)]
+)
+@pytest.mark.parametrize("empty", [[], torch.tensor([]), np.array([])])
+def test_an_empty_batch_is_a_step_of_padding(
+    empty: Any, num_workers: int, is_counted: bool, tmp_path: Any
+) -> None:
+    def script(stop_in: int | None) -> None:
+        net = torch.nn.Linear(1, 1).double()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        model = AdaptiveDataParallel(net, optimizer, measure_noise=True)
+        loader = AdaptiveDataLoader(
+            Numbers(9),
+            batch_sampler=[empty, [5, 6, 7], empty, [8]],
+            num_workers=num_workers,
+            max_local_batch_size=2,
+        )
+        for batch in loader:
+            optimizer.zero_grad()
+            mean = model(batch[:, None].double()).mean()
+            if is_counted:
+                mean = model.weigh(mean, count=loader.num_valid)
+            (mean / (loader.num_valid > 0)).backward()  # Infinite for nothing.
+            if loader.is_step:
+                assert net.weight.grad is not None
+                has_gradients = bool(net.weight.grad.any())
+                assert has_gradients == (loader.global_batch_size > 0)
+            optimizer.step()
+            delivered.append((loader.batch_index, loader.num_valid, batch.tolist()))
+            assert loader.loss_weight >= 0
+            if loader.batch_index == stop_in:
+                request_stop()
+
+    expected = [(0, 0, [0]), (1, 2, [5, 6]), (1, 1, [7]), (2, 0, [0]), (3, 1, [8])]
+    for stop_in in range(4):
+        delivered: list[tuple[int, int, list[int]]] = []
+        run_once(lambda: script(stop_in), tmp_path / str(stop_in))  # noqa: B023
+        run_once(lambda: script(None), tmp_path / str(stop_in))
+        assert delivered == expected
+
+
+def test_an_empty_batch_is_nothing_where_there_is_no_padding() -> None:
+    loader = AdaptiveDataLoader(
+        Numbers(4), batch_sampler=[[0], [], [2]], even_batches=False
+    )
+    assert [(index, *batch.tolist()) for index, batch in loader.enumerate()] == [
+        (0, 0),
+        (2, 2),
+    ]
+
+
 def test_shuffled_batches_come_once_in_each_loop_in_another_order() -> None:
     many = [[number, number] for number in range(20)]
     loader = AdaptiveDataLoader(Numbers(20), batch_sampler=many, shuffle=True)
@@ -94,7 +147,6 @@ def test_shuffled_batches_come_once_in_each_loop_in_another_order() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"batch_sampler": [[0], []]}, ValueError, "batch 1 .* is empty"),
         ({"batch_sampler": []}, ValueError, "the batch sampler .* is empty"),
         ({"batch_sampler": [0, 1]}, TypeError, "batch 0 .* is 0, but .* sampler="),
         ({"batch_sampler": 5}, TypeError, "batch_sampler=int has no length, or cannot"),

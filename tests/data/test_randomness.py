@@ -302,13 +302,17 @@ def test_a_new_rank_draws_as_the_others_where_these_draw_alike(
     assert torch.equal(drawn, torch.rand(3)) == is_alike
 
 
-def test_what_a_look_has_seen_becomes_what_is_saved() -> None:
+@pytest.mark.parametrize("is_memory_known", [True, False])
+def test_what_a_look_has_seen_becomes_what_is_saved(is_memory_known: bool) -> None:
     random.gauss(0, 1)
     np.random.randn()
     generators = Generators(torch.device("cpu"))
+    if not is_memory_known:  # As of another Python, or an old NumPy.
+        generators._glance._python = generators._glance._numpy = None
     for _ in range(2):
         packed = generators.look()
         assert packed is not None
+        assert generators.look() is packed
         again = Generators(torch.device("cpu"))
         again.load(io.BytesIO(bytes_of(packed)))
         assert again.capture() == generators.capture()

@@ -126,6 +126,17 @@ def test_the_reference_has_the_docstrings_of_all_names(site: Path) -> None:
 
 
 @on_the_site
+def test_pages_have_descriptions_and_rules_have_colours(site: Path) -> None:
+    for path in pages(site):
+        text = path.read_text(encoding="utf-8")
+        if path.name not in ("genindex.html", "search.html"):
+            (found,) = re.findall(r'<meta name="description" content="([^"]*)"', text)
+            assert 20 <= len(html.unescape(found)) <= 160
+        if path.name.startswith("ER") and 'class="highlight' in text:
+            assert '<span class="k' in text
+
+
+@on_the_site
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     texts = [path.read_text(encoding="utf-8") for path in site.rglob("*.css")]
     assert not [

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import datetime
+import enum
 import io
 import json
 import random
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -224,7 +229,7 @@ OPTIMIZERS = [
     for each in vars(torch.optim).values()
     if isinstance(each, type)
     and issubclass(each, torch.optim.Optimizer)
-    and each not in (torch.optim.Optimizer, torch.optim.LBFGS)  # It wants a closure.
+    and each is not torch.optim.Optimizer
 ]
 
 
@@ -236,7 +241,7 @@ def test_each_of_torchs_optimizers_comes_back(job: Job, kind: Any) -> None:
     register(optimizer=own)
     state = state_called("optimizer")
     net(torch.tensor([1, 2]) if sparse else torch.ones(2)).sum().backward()
-    own.step()
+    own.step(lambda: net.weight.sum())  # LBFGS wants a closure.
     before = saved([state])
     put_back = remember(state, is_new=True)
     for group in own.param_groups:
@@ -286,6 +291,101 @@ def test_each_of_torchs_schedulers_comes_back(job: Job, name: str) -> None:
     assert saved(states) != before
     put_back()
     assert saved(states) == before
+
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+@dataclasses.dataclass
+class Best:
+    loss: float
+    at: list[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    name: str
+    seen: set[int]
+
+
+class Point(NamedTuple):
+    x: int
+    tags: list[str]
+
+
+# Values of a state, each with what changes it in place, if anything can.
+VALUES: dict[str, tuple[Any, Callable[[Any], object]]] = {
+    "np.float32": (np.float32(0.5), id),
+    "np.int64": (np.int64(5), id),
+    "nan": (float("nan"), id),
+    "Enum": (Color.RED, id),
+    "datetime": (datetime.datetime(2024, 1, 1), id),
+    "timedelta": (datetime.timedelta(1), id),
+    "Path": (Path("a"), id),
+    "Counter": (Counter("aab"), lambda own: own.update("bc")),
+    "OrderedDict": (OrderedDict(a=1, b=2), lambda own: own.move_to_end("a")),
+    "defaultdict": (defaultdict(list, a=[1]), lambda own: own["a"].append(own["b"])),
+    "deque": (deque([1, 2], maxlen=2), lambda own: own.append(3)),
+    "namedtuple": (Point(1, ["a"]), lambda own: own.tags.append("b")),
+    "dataclass": (Best(1.0, [1]), lambda own: own.at.append(2)),
+    "frozen": (Frozen("a", {1}), lambda own: own.seen.add(2)),
+    "array": (np.ones(3), lambda own: own.fill(0)),
+    "nested": ({"a": [deque([(1, Best(2.0, []))])]}, lambda own: own["a"][0].clear()),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_of_a_state_come_back_whoever_has_them(job: Job, name: str) -> None:
+    value, change = VALUES[name]
+    holder = Counted()
+    holder.history = {"kept": value, "later": value}
+    expected = copy.deepcopy(value)
+    put_back = remember(holder, is_new=True)
+    change(value)
+    holder.history["later"] = None
+    put_back()
+    for each in (value, *holder.history.values()):
+        assert type(each) is type(expected)
+        assert repr(each) == repr(expected)
+        assert each is value
+
+
+def scaler() -> tuple[Any, Callable[[], object]]:
+    own = torch.amp.GradScaler("cpu", init_scale=2.0)
+    return own, lambda: None  # It changes in a step alone.
+
+
+def average() -> tuple[Any, Callable[[], object]]:
+    swa = torch.optim.swa_utils
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    own = swa.AveragedModel(net, multi_avg_fn=swa.get_ema_multi_avg_fn(0.9))
+    own.update_parameters(net)
+    return own, lambda: own.train()(torch.randn(4, 2))
+
+
+@pytest.mark.parametrize("make", [scaler, average])
+def test_scalers_and_averages_come_back(
+    job: Job, make: Callable[[], tuple[Any, Callable[[], object]]]
+) -> None:
+    own, change = make()
+    register(own=own)
+    state = state_called("own")
+    before = saved([state])
+    put_back = remember(state, is_new=True)
+    change()
+    put_back()
+    assert saved([state]) == before
+
+
+def test_an_average_that_has_followed_since_is_noticed(job: Job) -> None:
+    own, _ = average()
+    register(own=own)
+    put_back = remember(state_called("own"), is_new=True)
+    own.update_parameters(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    with pytest.raises(CannotRescueError, match="change them behind optimizer.step()"):
+        put_back()
 
 
 @pytest.mark.parametrize("name", schedulers())
@@ -393,7 +493,7 @@ def test_large_tensors_of_a_programs_own_are_looked_at(job: Job) -> None:
     put_back = remember(state_called("own"))
     put_back()
     values.tensor.data.mul_(2)
-    with pytest.raises(CannotRescueError, match="'own' has changed since"):
+    with pytest.raises(CannotRescueError, match="more of 'own' has changed since"):
         put_back()
 
 
@@ -444,7 +544,7 @@ def test_what_decides_batch_sizes_keeps_nobody_from_a_rescue(job: Job) -> None:
 def test_a_module_elsewhere_than_on_the_cpu_cannot_be_remembered(job: Job) -> None:
     register(net=(net := nn.Linear(2, 2)))
     net.to("meta")
-    with pytest.raises(CannotRescueError, match="'net' has a Parameter of which"):
+    with pytest.raises(CannotRescueError, match="whether a Parameter of 'net' changes"):
         remember(state_called("net"))
 
 
@@ -466,7 +566,7 @@ def test_a_momentum_that_was_dropped_is_noticed(job: Job) -> None:
     own.step()
     put_back = remember(state_called("optimizer"))
     own.state.clear()
-    with pytest.raises(CannotRescueError, match="'optimizer' has changed since"):
+    with pytest.raises(CannotRescueError, match="'optimizer' has other groups or"):
         put_back()
 
 
@@ -478,7 +578,7 @@ def test_a_state_without_attributes_cannot_be_remembered(job: Job) -> None:
         def load(self, fileobj: Any) -> None:
             """Read it."""
 
-    with pytest.raises(CannotRescueError, match="what it saves is elsewhere"):
+    with pytest.raises(CannotRescueError, match="what 'elsewhere' saves is elsewhere"):
         remember(Elsewhere("elsewhere"))
 
 

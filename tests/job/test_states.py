@@ -15,6 +15,7 @@ from torch import nn
 
 from elasticrun import (
     AdaptiveDataLoader,
+    AdaptiveDataParallel,
     CheckpointError,
     State,
     StateNameError,
@@ -514,3 +515,39 @@ def test_what_a_module_has_loaded_needs_the_file_no_more(
     saved, loaded = run_once(first, tmp_path), run_once(second, tmp_path)
     assert saved.keys() == loaded.keys()
     assert all(torch.equal(saved[name], loaded[name]) for name in saved)
+
+
+class Router(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.utils.spectral_norm(nn.Linear(2, 2))
+        self.register_buffer("kept", torch.zeros(2))
+        self.bias, self.center = torch.zeros(2), torch.zeros(2)
+        self.fixed = torch.zeros(2)
+        self.last: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.bias += 0.1
+        self.kept += 1
+        self.center = 0.9 * self.center + x
+        self.last = x + self.fixed
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("is_parallel", [False, True])
+def test_what_a_module_changes_and_no_checkpoint_has_is_named_once(
+    job: Job, is_parallel: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    net: nn.Module = nn.Sequential(Router())
+    if is_parallel:
+        net = AdaptiveDataParallel(net)
+    else:
+        register(model=net)
+    save_all_states()
+    assert not caplog.messages
+    for _ in range(2):
+        net(torch.ones(2)).sum().backward()
+        save_all_states()
+    [said] = caplog.messages
+    inner = "module." * is_parallel
+    assert f"no checkpoint: {inner}0.bias, {inner}0.center. After" in said

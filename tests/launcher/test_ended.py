@@ -1,18 +1,15 @@
-"""Jobs that have ended are found: here, by name, and as the last one."""
+"""Jobs that have ended are found by their directory, and as the last one here."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from elasticrun.__main__ import main
 from elasticrun.launcher.jobs import find_known_job
-from elasticrun.launcher.talk import sockets
 from elasticrun.launcher.talk.client import JobError
-from elasticrun.launcher.talk.started import note_start, started_lately
 from tests.report.made import events, write
 
 NOTHING = "no job of this user is running"
@@ -26,7 +23,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    sockets.ControlSocket().close()  # As a launcher makes the place for notes.
     return folder
 
 
@@ -37,22 +33,12 @@ def ended(folder: Path) -> Path:
     return folder
 
 
-def test_a_job_that_has_ended_is_found_by_name_and_number(tmp_path: Path) -> None:
+def test_a_job_that_has_ended_is_found_by_its_directory(tmp_path: Path) -> None:
     checkpoints = ended(tmp_path / "a")
     with pytest.raises(JobError, match=f"{NOTHING[:6]} 'digits'"):
         find_known_job("digits")
-    note_start("digits", checkpoints)
-    for word in ("digits", str(os.getpid())):
-        assert find_known_job(word).directory == checkpoints
-    assert main(["wait", "digits"]) == 0
-
-
-def test_of_two_jobs_with_one_name_the_newer_one_is_meant(tmp_path: Path) -> None:
-    note_start("digits", ended(tmp_path / "a"))
-    for note in notes(tmp_path):
-        os.utime(note, (1, 1))
-    note_start("digits", ended(tmp_path / "b"))
-    assert find_known_job("digits").directory == tmp_path / "b"
+    assert find_known_job(str(checkpoints)).directory == checkpoints
+    assert main(["status", str(checkpoints)]) == 0
 
 
 def test_a_status_of_nothing_tells_of_the_last_job(
@@ -61,30 +47,12 @@ def test_a_status_of_nothing_tells_of_the_last_job(
     assert main(["status"]) == 0
     hint = "to see how one ended, give its checkpoint directory: elasticrun status DIR"
     assert capsys.readouterr().out == f"{NOTHING}; {hint}\n"
-    checkpoints = ended(tmp_path / "a")
-    note_start("digits", checkpoints)
-    assert main(["status"]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith(f"{NOTHING}; the last one:\n\ntrain.py: finished after ")
-    assert f", in {checkpoints}\n" in said
     here = ended(elsewhere / "here-checkpoints")
     (here / "checkpoint-00000001").mkdir()
     (here / "checkpoint-00000001" / "manifest.json").touch()
     assert main(["status"]) == 0
-    assert f", in {here}\n" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.startswith(f"{NOTHING}; the last one:\n\ntrain.py: finished after ")
+    assert f", in {here}\n" in said
     assert main(["status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
-
-
-def test_notes_are_few_and_may_be_torn(tmp_path: Path) -> None:
-    for number in range(25):
-        note_start(f"job-{number}", tmp_path / str(number))
-        note_start(f"job-{number}", tmp_path / str(number))
-    assert len(started_lately()) == len(notes(tmp_path)) == 20
-    for note in notes(tmp_path)[:3]:
-        note.write_text('{"job": ')
-    assert len(started_lately()) == 17
-
-
-def notes(folder: Path) -> list[Path]:
-    return [*folder.glob("elasticrun-*/*.job")]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from elasticrun.checkpoint.events import read_events
+from elasticrun.launcher import events
+from elasticrun.launcher.events import EventKeeper
+from elasticrun.launcher.options import Options, Program, Replicas
+from elasticrun.launcher.terminal.console import open_console
 from tests.launcher.running import (
-    ELASTICRUN,
     elasticrun,
     run,
     running,
     scaled,
-    variables,
 )
 from tests.support.stage import Stage
-
-pytestmark = pytest.mark.slow
 
 TOLD = ("start", "crash", "rescue", "restart", "rescaling", "stop", "end")
 
@@ -38,6 +38,7 @@ def told(stage: Stage) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (stage.root / "told").read_text().split("\n")]
 
 
+@pytest.mark.slow
 def test_a_crash_is_kept_and_told_with_its_error(stage: Stage) -> None:
     # One that is slow, and one that has ended before it reads, disturb nobody.
     command = "test -e told && echo >> told; cat >> told; sleep 0.1; exit 3"
@@ -55,16 +56,15 @@ def test_a_crash_is_kept_and_told_with_its_error(stage: Stage) -> None:
     assert crash["trace"].endswith("ValueError: the loss is not a number\n")
     assert f"elasticrun: {restart['text']}\n" in job.events
     assert (job.output, "[1] " in job.events) == ("", False)
-    assert (
-        "[1] Traceback"
-        in elasticrun(stage, "logs", "checkpoints", "--since", "1d").stdout
-    )
+    crashed = elasticrun(stage, "logs", "checkpoints", "--generation", "0")
+    assert "[1] Traceback" in crashed.stdout
     assert (end["code"], end["text"]) == (0, job.events.split("elasticrun: ")[-1][:-1])
     begun = [event for event in events if event["event"] == "begin"]
     assert [each["world_size"] for each in begun] == [2, 2]
     assert begun[1]["checkpoint"] == crash["checkpoint"]
 
 
+@pytest.mark.slow
 def test_a_rescaling_and_a_stop_are_kept(stage: Stage) -> None:
     holds = ["--hold", "0:9", "--hold", "1:19"]
     with ExitStack() as stack:
@@ -72,13 +72,6 @@ def test_a_rescaling_and_a_stop_are_kept(stage: Stage) -> None:
         job.wait_until_held(0, 1)
         assert scaled(job, "+1").returncode == 0
         job.wait_until_held(1, 2)
-        waiting = subprocess.Popen(
-            [*ELASTICRUN, "wait", str(stage.checkpoints)],
-            env=variables(stage),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        stack.enter_context(waiting)
         assert job.ask("report", "test").stdout == "report.html\n"
         page = (stage.root / "report.html").read_text()
         assert '"state": {"text": "running", "mood": "busy"}' in page
@@ -86,10 +79,10 @@ def test_a_rescaling_and_a_stop_are_kept(stage: Stage) -> None:
         job.wait_until_said("SIGTERM: saving")
         stage.mark("stop-1")
         assert job.wait() == 143
-        assert waiting.communicate()[0] == "test ended with exit code 143\n"
-        assert waiting.returncode == 143
-    again = elasticrun(stage, "wait", stage.checkpoints)
-    assert (again.returncode, again.stdout) == (143, "test ended with exit code 143\n")
+    (ended,) = json.loads(
+        elasticrun(stage, "status", stage.checkpoints, "--json").stdout
+    )
+    assert (ended["job"], ended["code"]) == ("test", 143)
     by_kind = {event["event"]: event for event in events_of(stage)}
     rescaling = by_kind["rescaling"]
     assert (rescaling["replicas"], rescaling["target"]) == (1, 2)
@@ -99,6 +92,7 @@ def test_a_rescaling_and_a_stop_are_kept(stage: Stage) -> None:
     assert "checkpoint 2 is saved" in by_kind["end"]["text"]
 
 
+@pytest.mark.slow
 def test_a_stop_now_saves_nothing(stage: Stage) -> None:
     with running(stage, "--replicas", 1, "--", "--hold", "0:9") as job:
         job.wait_until_held(0, 1)
@@ -112,3 +106,52 @@ def test_a_stop_now_saves_nothing(stage: Stage) -> None:
         assert job.wait() == 75
     assert stage.committed() == []
     assert "the stop command again: ending at once" in job.events
+
+
+def failures_of(
+    command: str,
+    kinds: list[str],
+    folder: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> list[str]:
+    """Return the lines on a terminal after so many events."""
+    options = Options(
+        program=Program("script", "train.py", (), ()),
+        replicas=Replicas(1, 1, 1),
+        name="job",
+        is_named=False,
+        checkpoint_dir=folder,
+        local_dir=folder,
+        log_dir=folder,
+        on_event=command,
+    )
+    with contextlib.closing(open_console()) as console:
+        keeper = EventKeeper(options, console, lambda: True)
+        for kind in kinds:
+            console.note(kind, "text")
+        keeper.close()
+    return capfd.readouterr().err.splitlines()
+
+
+def test_a_command_that_fails_is_told_of_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """However much it says; what one that succeeds says is nobody's business."""
+    command = (
+        "head -c 5000000 /dev/zero | tr '\\0' x >&2; echo no mail >&2; grep -q end"
+    )
+    lines = failures_of(command, ["end", "crash", "crash"], tmp_path, capfd)
+    (line,) = lines
+    assert line.startswith(f"elasticrun: --on-event {command}: exit code 1: ")
+    assert line.count("no mail") < 100
+
+
+def test_a_command_that_hangs_is_ended_with_what_it_started(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(events, "_MOST_SECONDS", 0.5)
+    command = "sleep 1000 & sleep 1000"  # Both hold the other end of a pipe.
+    lines = failures_of(command, ["crash", "end"], tmp_path, capfd)
+    assert lines == [f"elasticrun: --on-event {command}: ended after 0 seconds"]

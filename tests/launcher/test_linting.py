@@ -27,9 +27,8 @@ WRONG = "".join(
     f"    {line}\n" for line in (PRELUDE + PAGES["ER104"].wrong).splitlines()
 )
 ARGUMENTS = "train_set, valid_set, step, evaluate"
-SCRIPT = (
-    f"def main({ARGUMENTS}):\n    open('log.txt', 'w')\n{WRONG}\nprint('trained')\n"
-)
+SIZE = "AdaptiveDataLoader(train_set, batch_size=elasticrun.world_size())"
+SCRIPT = f"def main({ARGUMENTS}):\n{WRONG}\n    {SIZE}\nprint('trained')\n"
 
 
 @pytest.fixture
@@ -51,10 +50,9 @@ def test_errors_and_warnings_are_shown(
     line = SCRIPT.splitlines().index('        with open("log.csv", "a") as file:') + 1
     warning = f"elasticrun: warning: {script}:{line}:14: ER104 file appended in zone B"
     assert (warning in job.events) == (not options)
-    assert (f"warning: {script}:2:5: ER113 open before the job" in job.events) == (
-        not options
-    )
-    assert ("`elasticrun rule ER104 ER113` explains" in job.events) == (not options)
+    size = SCRIPT.splitlines().index(f"    {SIZE}") + 1
+    assert (f"warning: {script}:{size}:5: ER503 " in job.events) == (not options)
+    assert ("`elasticrun rule ER104 ER503` explains" in job.events) == (not options)
 
 
 LATE = """

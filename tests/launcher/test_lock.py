@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from elasticrun.launcher.lock import check_meeting_place
+from elasticrun.launcher.options import OptionError
 from tests.launcher.running import (
     PROGRAM,
     WITHOUT_TORCH,
@@ -51,3 +55,27 @@ def test_a_job_that_was_started_otherwise_is_respected(stage: Stage) -> None:
         assert f"(process {other.pid} on" in refused.stderr
         stage.mark("go-0")
     assert other.returncode == 0
+
+
+def test_nodes_do_not_meet_where_another_user_can_write(stage: Stage) -> None:
+    """Unless they say where; torch unpickles what the store there holds."""
+    stage.checkpoints.mkdir(mode=0o700)
+    stage.checkpoints.chmod(0o777)
+    refused = run(stage, "--nodes", "1:2")
+    assert refused.process.returncode == 2
+    for part in ("by everybody (mode 777)", "chmod o-w", "--rdzv-endpoint HOST:PORT"):
+        assert part in refused.events
+    stage.checkpoints.chmod(0o755)
+    check_meeting_place(stage.checkpoints)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+@pytest.mark.parametrize("name", ["", "rendezvous"])
+def test_nodes_do_not_meet_in_a_folder_of_another_user(
+    tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / name
+    folder.mkdir(exist_ok=True)
+    os.chown(folder, 12345, -1)
+    with pytest.raises(OptionError, match=f"{folder} belongs to user 12345"):
+        check_meeting_place(tmp_path)

@@ -237,6 +237,24 @@ def test_a_node_that_is_killed_costs_what_came_after_the_last_checkpoint(
 
 
 @pytest.mark.wide
+def test_a_node_that_dies_before_it_joins_costs_one_save(
+    stage: Stage, start: Start
+) -> None:
+    options = ["--max-restarts", 0, "--", *HOLDS]
+    stays = start(*options, nodes="1:2")
+    stays.wait_until_held(0, 1)
+    dies = start(*options, nodes="1:2")
+    stays.wait_until_said("another node has come: saving at the next boundary")
+    os.kill(dies.pid, signal.SIGKILL)
+    stage.mark("stop-0")
+    stays.wait_until_held(1, 1)
+    stage.mark("go-1")
+    assert ends(stays) == [0]
+    assert sizes(stage) == {0: 1, 1: 1}
+    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+
+
+@pytest.mark.wide
 def test_scaling_on_one_node_never_forms_a_smaller_world(
     stage: Stage, start: Start
 ) -> None:

@@ -14,10 +14,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from elasticrun.launcher import notices
+from elasticrun.launcher.event_loop import EventLoop
 from tests.launcher.running import run, running
 from tests.support.stage import Stage, wait_until
-
-pytestmark = pytest.mark.slow
 
 NAME = "worker_3"
 
@@ -28,20 +28,19 @@ class Metadata:
 
     Attributes:
         deadline: When the machine is taken away; None as long as it is not.
-        num_broken: How many requests it fails to answer before it works.
+        first: What it answers before it works.
     """
 
     url: str = ""
     deadline: float | None = None
-    num_broken: int = 0
+    first: list[tuple[int, str]] = field(default_factory=list)
     answered: list[str] = field(default_factory=list)
 
     def answer(
         self, method: str, path: str, headers: dict[str, str]
     ) -> tuple[int, str]:
-        if self.num_broken:
-            self.num_broken -= 1
-            return 503, ""
+        if self.first:
+            return self.first.pop(0)
         if path.startswith("/latest/"):
             return self._aws(method, path, headers)
         if path.startswith("/computeMetadata/"):
@@ -94,6 +93,7 @@ def metadata() -> Iterator[Metadata]:
             headers = {name.lower(): value for name, value in self.headers.items()}
             code, text = known.answer(self.command, self.path, headers)
             self.send_response(code)
+            self.send_header("Location", f"{known.url}/login")
             self.end_headers()
             self.wfile.write(text.encode())
             known.answered.append(f"{code} {self.path}")
@@ -104,12 +104,82 @@ def metadata() -> Iterator[Metadata]:
             """Say nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         known.url = f"http://127.0.0.1:{server.server_port}"
         yield known
         server.shutdown()
         thread.join()
+
+
+ODD = (
+    ("azure", "[]"),
+    ("azure", "null"),
+    ("azure", '{"Events": 7}'),
+    ("azure", '{"Events": [{"EventType": "Preempt", "Resources": 7}]}'),
+    ("aws", "[]"),
+    ("aws", '{"action": null, "time": 7}'),
+)
+ODD_NONE = (
+    ("azure", '{"Events": null}'),
+    ("azure", '{"Events": [{"EventType": "Preempt", "Resources": null}]}'),
+)
+
+
+def look(
+    monkeypatch: pytest.MonkeyPatch, metadata: Metadata, source: str
+) -> tuple[list[str], str]:
+    """Return what is said until there is a notice, and the notice."""
+    monkeypatch.setattr(notices, "_METADATA", metadata.url)
+    url = f"{metadata.url}/notice"
+    how = {"url": lambda: notices._at(url)}.get(source) or notices._SOURCES[source][0]
+    name = url if source == "url" else source
+    monkeypatch.setitem(notices._SOURCES, name, (how, 0.01))
+    loop = EventLoop()
+    said: list[str] = []
+    found: list[notices.Notice] = []
+    looking = notices.Notices(name, loop, on_notice=found.append, say=said.append)
+    while not found:
+        loop.run_once()
+    looking.close()
+    return said, found[0].text
+
+
+@pytest.mark.parametrize(("source", "answer"), ODD)
+def test_an_answer_of_another_form_is_told_of_and_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, metadata: Metadata, source: str, answer: str
+) -> None:
+    before = [(200, "token")] if source == "aws" else []
+    after = [(200, NAME)] if "Resources" in answer else []
+    metadata.first = [*before, (200, answer), *after] * 5
+    metadata.deadline = time.time() + 600
+    said, text = look(monkeypatch, metadata, source)
+    assert metadata.first == []
+    assert len(said) == 1
+    assert said[0].startswith(f"cannot ask {source} for notices: ")
+    assert said[0].endswith("; looking on")
+    assert "notice" in text
+
+
+@pytest.mark.parametrize(("source", "answer"), ODD_NONE)
+def test_null_is_no_notice(
+    monkeypatch: pytest.MonkeyPatch, metadata: Metadata, source: str, answer: str
+) -> None:
+    metadata.first = [(200, answer), *([(200, NAME)] if "[" in answer else [])] * 5
+    metadata.deadline = time.time() + 600
+    assert look(monkeypatch, metadata, source) == ([], "Azure's notice, Preempt")
+
+
+@pytest.mark.parametrize(("code", "num_said"), [(204, 0), (302, 1), (307, 1)])
+def test_what_a_server_answers_but_200_is_no_notice(
+    monkeypatch: pytest.MonkeyPatch, metadata: Metadata, code: int, num_said: int
+) -> None:
+    """A redirect leads to a page to log in at, which is there."""
+    metadata.first = [(code, "")] * 5
+    metadata.deadline = time.time() + 600
+    said, _ = look(monkeypatch, metadata, "url")
+    assert len(said) == num_said
+    assert metadata.answered == [f"{code} /notice"] * 5 + ["200 /notice"]
 
 
 def launcher(metadata: Metadata) -> list[str]:
@@ -124,6 +194,7 @@ sys.exit(main())
     return [sys.executable, "-c", code]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "said"),
     [
@@ -158,6 +229,7 @@ def test_a_notice_saves_and_leaves(
     assert "ending at once" not in job.events
 
 
+@pytest.mark.slow
 def test_no_more_time_is_taken_than_is_left(stage: Stage, metadata: Metadata) -> None:
     """Nobody lets the held replica come to a boundary."""
     options = ["--replicas", 1, "--notice", "aws", "--grace", 1000]
@@ -170,10 +242,11 @@ def test_no_more_time_is_taken_than_is_left(stage: Stage, metadata: Metadata) ->
     assert "stopped without a new checkpoint: no boundary came within" in job.events
 
 
+@pytest.mark.slow
 def test_metadata_that_fail_are_told_of_and_asked_again(
     stage: Stage, metadata: Metadata
 ) -> None:
-    metadata.num_broken = 4
+    metadata.first = [(503, "")] * 4
     options = ["--replicas", 1, "--notice", "gcp", "--", "--hold", "0:9"]
     with running(stage, *options, command=launcher(metadata)) as job:
         job.wait_until_said("cannot ask gcp for notices: HTTPError: HTTP Error 503")
@@ -185,6 +258,7 @@ def test_metadata_that_fail_are_told_of_and_asked_again(
         assert job.wait() == 75
 
 
+@pytest.mark.slow
 def test_what_is_no_source_is_refused(stage: Stage) -> None:
     job = run(stage, "--notice", "amazon")
     assert job.process.returncode == 2

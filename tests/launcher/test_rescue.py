@@ -37,7 +37,6 @@ from tests.launcher.running import (
 from tests.support.stage import Stage, wait_until
 
 SCRIPT = Path(__file__).parents[1] / "support" / "scripts" / "mortal.py"
-NUM_KILLS = 300
 RESUMED = re.compile(r"generation \d+: resumed at (.*)")
 
 pytestmark = pytest.mark.slow(30)
@@ -106,6 +105,7 @@ def test_whoever_dies_wherever_nothing_is_trained_twice(
         "epoch 1, loop 1, sample 50 of `loader-1`",
     )
     assert "rank 0 was killed by signal 9 (SIGKILL); rank 1 saved epoch 0" in job.events
+    assert "Traceback" not in job.events  # Of who lost the connection, in the logs.
     rescue = stage.committed()[-2]["rescue"]
     assert rescue == "by rank 1 after the death of rank 0"
     history = History(read_events(stage.checkpoints))
@@ -117,31 +117,46 @@ def test_whoever_dies_wherever_nothing_is_trained_twice(
 
 
 @pytest.mark.soak
-def test_300_kills_at_random_cost_no_step(stage: Stage, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("program", "num_replicas", "save_interval", "num_kills"),
+    [
+        ("", 3, 1, 300),
+        *(("long", n, 0, 100) for n in (2, 3)),  # Each boundary is saved.
+        ("long", 3, "off", 100),
+    ],
+)
+def test_kills_at_random_cost_no_step_and_change_no_bit(
+    stage: Stage,
+    tmp_path: Path,
+    program: str,
+    num_replicas: int,
+    save_interval: object,
+    num_kills: int,
+) -> None:
     """Kill replicas whenever, also while they start, save, or rescue."""
     drawn = random.Random(5)
-    options = ["--replicas", 3, "--max-restarts", NUM_KILLS, "--spares"]
-    own = {"ELASTICRUN_RESCUE": "always", "EPOCHS": 10**9}
-    own["ELASTICRUN_SAVE_INTERVAL"] = 1
-    with running(stage, *options, script=SCRIPT, **own) as job:
-        wait_until(stage.committed)
-        for _ in range(NUM_KILLS):
+    script = SCRIPT.with_name("mortal_programs.py") if program else SCRIPT
+    options = ["--replicas", num_replicas, "--max-restarts", num_kills, "--spares"]
+    own: dict[str, Any] = {"script": script, "PROGRAM": program}
+    own |= {"ELASTICRUN_RESCUE": "always", "ELASTICRUN_SAVE_INTERVAL": save_interval}
+    with running(stage, *options, EPOCHS=10**9, **own) as job:
+        wait_until(lambda: stage.num_delivered(0) > 5)
+        for _ in range(num_kills):
             num_resumed = len(resumed_at(job))
             time.sleep(drawn.uniform(0.1, 1.0))  # A moment, which is what is drawn.
             kill_one(job, drawn)
             wait_until(partial(has_resumed, job, num_resumed + 1))
         stage.mark("enough")
         assert job.wait() == 0, job.events
-    end, lost = end_of(job), steps_lost(stage)
+    lost = steps_lost(stage)
     print(f"steps lost by {len(lost)} kills: {lost}")
+    print(*re.findall(r"crashed at (?!.*; rank \d+ saved ).*", job.events), sep="\n")
+    epochs = 1 + max(line["epoch"] for line in read_trace(stage.trace))
     (tmp_path / "calm").mkdir()
-    epochs = int(end.split()[2]) // 200
-    options = ["--replicas", 3]
-    with running(
-        Stage(tmp_path / "calm"), *options, script=SCRIPT, EPOCHS=epochs
-    ) as calm:
-        assert calm.process.wait() == 0  # It has as many epochs as the kills took.
-        assert end_of(calm) == end
+    calm = Stage(tmp_path / "calm")
+    with running(calm, "--replicas", num_replicas, EPOCHS=epochs, **own) as other:
+        assert other.process.wait() == 0  # It has as many epochs as the kills took.
+    assert end_of(other) == end_of(job)
     assert sum(each == 0 for each in lost) >= 0.95 * len(lost)
 
 

@@ -32,7 +32,7 @@ print(json.dumps({
     "name": __name__, "file": __file__, "argv": sys.argv, "path": sys.path[0],
     "main": sys.modules["__main__"].__dict__ is globals(), "helper": helper.VALUE,
     "rank": os.environ["RANK"], "world_size": os.environ["WORLD_SIZE"],
-    "parent": os.getppid(), "stdin": sys.stdin.read(),
+    "parent": os.getppid(), "stdin": sys.stdin.read(), "hash": hash("text"),
 }))
 sys.stdout.write("no line end")
 """
@@ -56,6 +56,13 @@ def printed(output: str, rank: int) -> list[str]:
     ]
 
 
+def hash_of_text() -> int:
+    """Return what every Python hashes "text" to with the seed of each job."""
+    command = [sys.executable, "-c", "print(hash('text'))"]
+    variables = {"PYTHONHASHSEED": "0", **os.environ}
+    return int(subprocess.check_output(command, env=variables))
+
+
 @pytest.mark.parametrize("start", ["fork", "exec"])
 def test_a_script_runs_as_python_would_run_it(
     stage: Stage, show: Path, start: str
@@ -77,6 +84,7 @@ def test_a_script_runs_as_python_would_run_it(
             "world_size": "2",
             "parent": job.pid,
             "stdin": "",
+            "hash": hash_of_text(),
         }
         log = stage.checkpoints / "logs" / "generation-0000" / f"rank-{rank}.log"
         assert log.read_text() == f"{text}\nno line end\n"

@@ -301,28 +301,6 @@ def test_a_stop_before_they_wait_saves(stage: Stage) -> None:
     wait_until_nothing_is_left(stage)
 
 
-def test_more_replicas_than_open_files_are_refused(stage: Stage) -> None:
-    before = ("bash", "-c", 'ulimit -Sn 30; ulimit -Hn 64; exec "$@"', "bash")
-    options = ["--", "--hold", "0:9"]
-    with running(stage, "--replicas", 1, *options, before=before) as job:
-        job.wait_until_held(0, 1)
-        answer = job.ask("scale", 20)
-        assert answer.returncode == 4
-        assert "20 replicas: the launcher would have about" in answer.stderr
-        assert "open, but may have only 64" in answer.stderr
-        stage.mark("go-0")
-        assert job.wait() == 0, job.events
-    with running(stage, "--replicas", 20, name="-more", before=before) as job:
-        assert job.wait() == 2
-    assert "ulimit -n" in job.events
-    before = ("bash", "-c", 'ulimit -n 40; exec "$@"', "bash")
-    with running(stage, "--replicas", 1, name="-few", before=before) as job:
-        assert job.wait() == 2
-    assert "rank 0 would have about 64 files open, but may have only 40." in (
-        job.events
-    )
-
-
 NO_FORKSERVER = """
 import subprocess
 

@@ -253,19 +253,7 @@ def test_a_node_joins_and_a_node_dies(stage: Stage, uninterrupted: Stage) -> Non
         line["generation"]: line["world_size"] for line in read_trace(stage.trace)
     }
     assert worlds == {0: 1, 1: 2, 2: 1}
-    assert "TORCH_DISABLE" not in stage.log("rank-0")
     check_trained_right(stage, uninterrupted)
-
-
-@pytest.mark.parametrize("nodes", ["1:2", "1"])
-@pytest.mark.wide
-def test_what_keeps_nodes_from_joining_is_said_once(stage: Stage, nodes: str) -> None:
-    """Not where none can come; nor, above, where it is set."""
-    command = torchrun(stage, num_nodes=nodes, port=kept_port())
-    assert run(stage, command) == 0
-    told = stage.log("rank-0").count("Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 where")
-    assert told == (nodes == "1:2")
-    assert "TORCH_DISABLE" not in stage.log("rank-1")
 
 
 # Without torchrun

@@ -54,6 +54,14 @@ def test_the_newest_checkpoint_is_known_to_all() -> None:
     assert verdict.newest == 5
 
 
+def test_why_nothing_was_rescued_is_known_to_all() -> None:
+    """The first cause is on one machine, and the survivor that says why on another."""
+    survivor = Verdict(EndKind.CRASHED, time=2.0, no_rescue="steps are too short")
+    verdict = merged([crash("killed by SIGKILL", 1.0), survivor], "")
+    assert verdict.text == "killed by SIGKILL"
+    assert verdict.no_rescue == "steps are too short"
+
+
 def test_what_was_elsewhere_says_so() -> None:
     told = crash("rank 3 exited with code 4", 1.0).encode()
     there = Verdict.decode(told, node="node 1 (b)")

@@ -105,15 +105,6 @@ def test_a_file_beside_one_that_does_not_train_is_left_alone(
     assert not found_in([name])
 
 
-def test_loaders_of_other_files_are_in_no_patch(project: Path) -> None:
-    text = RUN.replace("from trainer import SimCLR\n", "")
-    (project / "train.py").write_text(TRAINER + text)
-    result = lint_paths([Path("train.py"), Path("data.py")])
-    assert [each.name for each in result.patched] == ["train.py"]
-    messages = [each.message for each in result.findings if each.path == "data.py"]
-    assert messages[-1].endswith("whose batch_size is that of all replicas together")
-
-
 def test_a_loop_over_a_generator_of_another_file_is_named_where_it_stands(
     project: Path,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -315,6 +316,26 @@ def test_a_full_disk_leaves_the_one_before_and_training_goes_on(
         )
         check_went_on(stage, 2, values)
         assert run_generation(small(stage), 2, variables=stage.variables()) == values
+
+
+def test_a_disk_that_is_full_when_a_generation_begins_is_waited_for(
+    saved: Stage,
+) -> None:
+    kept = saved.root / "kept"
+    saved.checkpoints.rename(kept)
+    with small_disk(saved.checkpoints):
+        shutil.copytree(kept, saved.checkpoints, dirs_exist_ok=True)
+        with contextlib.suppress(OSError), open(saved.checkpoints / "x", "wb") as file:
+            while True:
+                file.write(bytes(1 << 12))
+                file.flush()
+
+        with start_generation(small(saved), 2, variables=saved.variables()) as running:
+            wait_until(lambda: "waiting for room" in saved.log(0), "a word on it")
+            (saved.checkpoints / "x").unlink()
+            outcomes = running.wait(timeout=DEADLINE)
+        assert [outcome.exit_code for outcome in outcomes] == [0, 0]
+        saved.check_exactly_once(6 * NUM_BATCHES)
 
 
 # Not to be written

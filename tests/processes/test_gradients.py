@@ -82,11 +82,14 @@ def test_what_would_let_replicas_drift_apart_is_refused() -> None:
     assert run_generation(train_by_each, 1) == [[None] * len(REFUSED)]
 
 
-def drift_and_save(directory: str) -> list[str]:
+def drift_and_save(directory: str, is_registered: bool) -> list[str]:
     """Save twice, the second time with a parameter of rank 1 that is its own."""
     elasticrun.init(directory, save_interval="off", async_save=False)
     net = steps.network()
-    AdaptiveDataParallel(net)
+    if is_registered:
+        elasticrun.register(model=net)
+    else:
+        AdaptiveDataParallel(net)
     elasticrun.save_all_states()
     if elasticrun.rank() == 1:
         with torch.no_grad():
@@ -97,7 +100,11 @@ def drift_and_save(directory: str) -> list[str]:
     return [str(caught.value), *(each.parent.name for each in committed)]
 
 
-def test_replicas_that_have_drifted_apart_are_not_saved(tmp_path: Path) -> None:
-    for text, *checkpoints in run_generation(drift_and_save, 2, str(tmp_path)):
+@pytest.mark.parametrize("is_registered", [False, True])
+def test_replicas_that_have_drifted_apart_are_not_saved(
+    tmp_path: Path, is_registered: bool
+) -> None:
+    arguments = (str(tmp_path), is_registered)
+    for text, *checkpoints in run_generation(drift_and_save, 2, *arguments):
         assert "drifted apart: 2.weight of 'model' on rank 1 differ from those" in text
         assert checkpoints == ["checkpoint-00000001"]

@@ -51,6 +51,7 @@ EVERY_SHAPE: Program = [
             Loop(4, ending="break", after=1),
         ),
     ),
+    Loop(5),
     Loop(7, num_batches=5),
 ]
 

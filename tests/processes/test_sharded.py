@@ -282,16 +282,12 @@ def test_shards_that_several_replicas_have_are_written_once(stage: Stage) -> Non
 # Looking into them
 
 
-def test_a_sharded_model_is_shown_compared_and_exported(
-    stage: Stage, tmp_path: Path
-) -> None:
+def test_a_sharded_model_is_shown_and_exported(stage: Stage, tmp_path: Path) -> None:
     result = run_on(stage, 3, Sharded())[0]
-    [path] = stage.checkpoints.glob("checkpoint-*")
     assert run(stage.checkpoints, "verify").code == 0
     lines = run(stage.checkpoints, "show", "newest", "model").lines
     assert [line.split(maxsplit=1)[0] for line in lines] == ["model", *result[0]]
     assert "float64 [7, 5]" in lines[1]
-    assert run(stage.checkpoints, "diff", path, path).code == 0
     target = tmp_path / "model.pt"
     assert run(stage.checkpoints, "export", "newest", target).code == 0
     net = make_net()

@@ -12,7 +12,6 @@ from elasticrun.replicas.environment import (
     first_host,
     read_environment,
     torchrun_variables,
-    why_no_node_can_join,
 )
 from elasticrun.testing import Job, Settings
 
@@ -162,25 +161,3 @@ def test_a_start_that_fails_lets_the_directory_go(
         Job(settings=Settings.read(checkpoint_dir=tmp_path / "checkpoints"))
     monkeypatch.delenv("ELASTICRUN_TRACE")
     Job(settings=Settings.read(checkpoint_dir=tmp_path / "checkpoints")).close()
-
-
-@pytest.mark.parametrize(
-    ("changes", "is_told"),
-    [
-        ({}, True),
-        ({"PET_NNODES": "3:3"}, False),
-        ({"PET_NNODES": "3"}, False),
-        ({"TORCHELASTIC_USE_AGENT_STORE": "False"}, False),
-        ({"TORCHELASTIC_RUN_ID": None}, False),  # Another launcher's.
-    ],
-)
-def test_nodes_that_may_join_but_cannot_are_told_of(
-    changes: dict[str, str | None], is_told: bool
-) -> None:
-    variables = {
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RUN_ID": "none",
-        "PET_NNODES": "1:3",
-    }
-    given = {name: text for name, text in {**variables, **changes}.items() if text}
-    assert ("--nnodes 1:3" in why_no_node_can_join(given)) is is_told

@@ -87,7 +87,6 @@ def test_an_odd_event_is_left_out_and_the_others_are_shown(
         (folder / FILE_NAME).write_bytes(lines(*events))
         said = str(odd)[:100]
         assert main(["status", str(folder)]) == 0, said
-        assert main(["wait", str(folder)]) == 0, said
         assert main(["report", str(folder), "--out", str(page)]) == 0, said
         data = page.read_text().split('id="data">')[1].split("</script>")[0]
         shown = json.loads(data, parse_constant=pytest.fail)

@@ -63,8 +63,6 @@ VARIABLES: list[tuple[str, str, Any]] = [
     ("save_every", "500,epoch", SaveEvery(500, is_each_epoch=True)),
     ("save_every", " 5 ", SaveEvery(5)),
     ("keep", "7", 7),
-    ("keep_every", "10", 10),
-    ("keep_best", "accuracy:max", ("accuracy", "max")),
     ("async_save", "on", True),
     ("async_save", "off", False),
     ("rescue", "off", False),
@@ -131,13 +129,6 @@ def test_a_job_is_named_after_its_script(
             )
             for value in ("0", "-1", "all", "2.5", 2.5, True, [])
         ),
-        ("keep_every", "0", "keep_every (ELASTICRUN_KEEP_EVERY) is '0'"),
-        ("keep_every", "half", "every n-th checkpoint stays for ever"),
-        ("keep_every", 2.5, "keep_every (ELASTICRUN_KEEP_EVERY) is 2.5"),
-        ("keep_best", "accuracy", "keep_best (ELASTICRUN_KEEP_BEST) is 'accuracy'"),
-        ("keep_best", ("accuracy", "most"), "like ('accuracy', 'max') or"),
-        ("keep_best", 5, "keep_best (ELASTICRUN_KEEP_BEST) is 5"),
-        ("keep_best", {"accuracy", "max"}, "keep_best (ELASTICRUN_KEEP_BEST) is {"),
         ("timeout", "0", "timeout (ELASTICRUN_TIMEOUT) is '0'; give the seconds"),
         ("timeout", [], "timeout (ELASTICRUN_TIMEOUT) is []"),
         ("async_save", "no", "async_save (ELASTICRUN_ASYNC_SAVE) is 'no'; give True"),

@@ -191,7 +191,8 @@ class Run:
 
     def _made(self) -> list[Any]:
         loader = self._loader
-        lists = [[0], [1, 2, 1], [3, 4]]
+        lists: list[list[int]] = [[0], [1, 2, 1], [], [3, 4]]
+        short = lists[1:3]
         return [
             loader("train", 7, 3),
             loader("extra", 7, 2, drop_last=True),
@@ -204,7 +205,7 @@ class Run:
                 name="shortest",
             ),
             CombinedLoader(
-                [loader("p", 8, {0: 3, 5: 1}), loader("q", 3, batch_sampler=lists[:2])],
+                [loader("p", 8, {0: 3, 5: 1}), loader("q", 3, batch_sampler=short)],
                 "max_size_cycle",
                 name="cycled",
             ),

@@ -201,7 +201,10 @@ _VALUES: list[Any] = [
     0.5,
     math.nan,
     math.inf,
+    -math.inf,
 ]
+
+_KINDS = (torch.int32, torch.int64, torch.bool, torch.float16, torch.float64)
 
 
 def damaged(values: Any, *, has_tensors: bool) -> Iterator[tuple[str, Any]]:
@@ -215,6 +218,9 @@ def damaged(values: Any, *, has_tensors: bool) -> Iterator[tuple[str, Any]]:
         inside = _at(values, path)
         keys = _keys(inside)
         for one, other in itertools.pairwise(keys):
+            pair = inside[one], inside[other]
+            if {type(each) for each in pair} == {int} and abs(pair[0] - pair[1]) == 1:
+                continue  # Nobody can tell a schedule from one that is a step further.
             changed = _with(values, (*path, one), inside[other])
             yield (
                 f"{path}: {one} and {other}",
@@ -228,12 +234,16 @@ def damaged(values: Any, *, has_tensors: bool) -> Iterator[tuple[str, Any]]:
 
 def _tensors_like(value: Any) -> list[Any]:
     if not isinstance(value, torch.Tensor):
-        return [torch.ones(2)]
-    is_real = value.is_floating_point()
+        return [torch.ones(2), torch.tensor(math.nan), torch.empty(0)]
+    flat = value.reshape(-1)
+    numbers: list[Any] = [3, -1]
+    if value.is_floating_point():
+        numbers += [math.nan, math.inf, -math.inf]
     return [
-        *([torch.full_like(value, math.nan), value.int()] if is_real else []),
-        *(torch.full_like(value, 3), -torch.ones(value.shape), value.reshape(-1, 1, 1)),
-        torch.cat([value.reshape(-1)] * 2),
+        *(torch.full_like(value, number) for number in numbers),
+        *(value.to(kind) for kind in _KINDS if kind != value.dtype),
+        *(value.reshape(-1, 1, 1), value[None], value.mT if value.dim() > 1 else flat),
+        *(torch.cat([flat] * 2), flat[:0], flat[:1], flat[:1].reshape(())),
     ]
 
 

@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Any
 
-from elasticrun.check.replica.recorder import Recorder, last_boundary, write_parameters
+from elasticrun.check.replica.recorder import Recorder, last_boundary
 from elasticrun.check.runs.plan import Plan
 from elasticrun.check.runs.routes import RestartPlace
 from elasticrun.checkpoint.position import Position
@@ -130,12 +130,10 @@ class CheckedJob(Job):
         return CheckedBoundary(self, self._plan, **parts)
 
     def close(self) -> None:
-        if not self.is_closed and os.getpid() == self.pid:
-            write_parameters(self._plan, self)
-            if self.recorder:
-                self.note("exit")
-                self.recorder.close()
-                self.recorder = None
+        if self.recorder and not self.is_closed and os.getpid() == self.pid:
+            self.note("exit")
+            self.recorder.close()
+            self.recorder = None
         super().close()
 
     def next_place(self) -> RestartPlace:

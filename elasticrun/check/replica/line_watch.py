@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from datetime import date, datetime
 from types import FrameType
 from typing import Any
 
@@ -14,15 +12,11 @@ from elasticrun.check.replica.fields import Field, fields_of_generators
 from elasticrun.check.replica.file_watch import FILE_PREFIX, flush_opened_files
 from elasticrun.check.replica.recorder import Recorder, can_be_read, read_state
 from elasticrun.check.replica.variables import is_own_file
-from elasticrun.check.runs.moments import CLOCK, VARIABLE_PREFIX, is_of_state
+from elasticrun.check.runs.moments import VARIABLE_PREFIX, is_of_state
 from elasticrun.check.runs.plan import Plan
 from elasticrun.job.current import job_if_any
 
 _MOST_LOOKS = 20_000
-_CLOCKS = {
-    time.time, time.time_ns, time.monotonic, time.monotonic_ns, time.perf_counter,
-    time.perf_counter_ns, datetime.now, datetime.utcnow, datetime.today, date.today,
-}  # fmt: skip
 _ABSENT = object()
 
 
@@ -42,24 +36,12 @@ class LineWatch:
         self._has_random = any(name.startswith("random.") for name in plan.watched)
         self._last: dict[str, Field] = {}
         self._line: tuple[str, int] | None = None
-        self._clocks: list[tuple[str, int]] = []  # Lines to be noted.
         self._num_looks = 0
         self._is_looking = False
 
     def start(self) -> None:
         """Begin to look, at what this thread runs: the program's, and no other."""
         sys.settrace(self._on_call)
-        sys.setprofile(self._on_profile)
-
-    def _stop(self) -> None:
-        sys.settrace(None)
-        sys.setprofile(None)
-
-    def _on_profile(self, frame: FrameType, event: str, called: Any) -> None:
-        if event == "c_call" and called in _CLOCKS:
-            path = frame.f_code.co_filename
-            if is_own_file(path, self._root):
-                self._clocks.append((path, frame.f_lineno))
 
     def _on_call(self, frame: FrameType, *_: Any) -> Any:
         if not is_own_file(frame.f_code.co_filename, self._root):
@@ -73,7 +55,7 @@ class LineWatch:
         if isinstance(job, CheckedJob) and not job.is_closed:
             is_last = self._plan.leg > 0 and self._plan.until is None
             if job.recorder is None or (is_last and not job.progress.is_replaying):
-                self._stop()
+                sys.settrace(None)
                 return None
             self._is_looking = True  # A state that is read may run the program's code.
             try:
@@ -86,11 +68,8 @@ class LineWatch:
     def _look(self, job: CheckedJob, recorder: Recorder) -> None:
         self._num_looks += 1
         if self._num_looks > _MOST_LOOKS:
-            self._stop()
+            sys.settrace(None)
             return
-        while self._clocks:
-            path, line = self._clocks.pop()
-            recorder.note("line", field=CLOCK, path=path, line=line)
         found = self._read(job, recorder)
         for name, field in found.items():
             # A state is registered as it is, but a variable may come with its value.

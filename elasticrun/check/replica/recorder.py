@@ -7,21 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from elasticrun.check.replica.fields import (
-    field_of_tensor,
-    fields_of_generators,
-    fields_of_state,
-)
+from elasticrun.check.replica.fields import fields_of_generators, fields_of_state
 from elasticrun.check.replica.file_watch import FileWatch, changes, flush_opened_files
 from elasticrun.check.replica.variables import plain_variables
-from elasticrun.check.runs.plan import PARAMETERS, Plan
+from elasticrun.check.runs.plan import Plan
 from elasticrun.check.runs.routes import RestartPlace
 from elasticrun.checkpoint.files.durable import open_append
 from elasticrun.checkpoint.states.metrics import MetricState, find_metrics
 from elasticrun.checkpoint.states.state import BaseState
-from elasticrun.checkpoint.states.stateful import StatefulState, has_shards
+from elasticrun.checkpoint.states.stateful import StatefulState
 from elasticrun.job.anchors import Anchors
 from elasticrun.job.job import Job
 
@@ -78,7 +72,7 @@ class Recorder:
             random=fields_of_generators(job.device),
             files=self.changed_files(),
             variables=self.variables(job),
-            kinds={state.name: kind_of(state) for state in states},
+            states=[state.name for state in states],
             **values,
         )
 
@@ -104,20 +98,6 @@ def last_boundary(plan: Plan) -> RestartPlace | None:
     return RestartPlace(*json.loads(own[-1])["place"]) if own else None
 
 
-def write_parameters(plan: Plan, job: Job) -> None:
-    """Record the final parameters of modules that are the same on all replicas."""
-    parameters = {
-        f"{state.name}.{name}": field_of_tensor(parameter)["hash"]
-        for state in job.states
-        if isinstance(state, StatefulState)
-        if isinstance(state.target, torch.nn.Module) and not has_shards(state.target)
-        for name, parameter in state.target.named_parameters()
-    }
-    path = Path(plan.records) / PARAMETERS.replace("*", str(job.rank))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(parameters))
-
-
 def can_be_read(state: BaseState, world_size: int) -> bool:
     """Return whether a state is whole without asking the other replicas."""
     if isinstance(state, MetricState):
@@ -140,9 +120,3 @@ def objects_of(state: BaseState) -> list[Any]:
     """Return what a state keeps, so that it does not count as a plain variable."""
     kept = [value for value in vars(state).values() if hasattr(value, "__dict__")]
     return [state, *kept, *(getattr(each, "module", None) for each in kept)]
-
-
-def kind_of(state: BaseState) -> list[str]:
-    """Return the names of the classes of what a state keeps."""
-    target = getattr(state, "target", state)
-    return [each.__name__ for each in type(target).__mro__]

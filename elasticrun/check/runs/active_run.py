@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from elasticrun.check.runs.checked_run import CheckedRun
@@ -49,7 +48,7 @@ class ActiveRun:
         plan: Plan,
         program: Program,
         loop: EventLoop,
-        starters: Sequence[Starter],
+        starter: Starter,
         on_change: Callable[[], None],
         hang_timeout: float,
     ) -> None:
@@ -59,11 +58,10 @@ class ActiveRun:
         self._plan = plan
         self._program = program
         self._loop = loop
-        self._starters = starters
+        self._starter = starter
         self._on_change = on_change
         self._hang_timeout = hang_timeout
         self._leg = 0
-        self._forked: list[WaitingReplica] = []  # Those of this leg.
         self._began_at = 0.0
         self._generation: Generation | None = None
         self._clock = HangClock(None)
@@ -74,14 +72,8 @@ class ActiveRun:
         return self.run.route.sizes[self._leg]
 
     def begin_leg(self) -> None:
-        """Start the next generation as soon as its replicas are forked.
-
-        Rank 0 hashes otherwise than the others, and than in the leg before.
-        """
-        self._forked = []
-        for number, size in enumerate([1, self._size - 1][: self._size]):
-            starter = self._starters[(self._leg + number) % len(self._starters)]
-            starter.fork(size, partial(self._on_forked, number))
+        """Start the next generation as soon as its replicas are forked."""
+        self._starter.fork(self._size, self._start)
 
     def abandon(self) -> None:
         """Kill what runs, and let nothing follow."""
@@ -89,16 +81,10 @@ class ActiveRun:
         if self._generation is not None:
             self._generation.kill()
 
-    def _on_forked(self, first_rank: int, replicas: list[WaitingReplica]) -> None:
-        for each in replicas:
-            each.rank += first_rank
-        self._forked = sorted([*self._forked, *replicas], key=lambda each: each.rank)
-        if len(self._forked) == self._size and self.is_over:
-            discard_all(self._forked)
-        elif len(self._forked) == self._size:
-            self._start(self._forked)
-
     def _start(self, replicas: list[WaitingReplica]) -> None:
+        if self.is_over:
+            discard_all(replicas)
+            return
         route, leg, size = self.run.route, self._leg, self._size
         self._began_at = self._began_at or time.monotonic()
         self.run.last_leg = leg

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from elasticrun.check.runs.moments import Key, Moment, moments_of
-from elasticrun.check.runs.plan import PARAMETERS
 from elasticrun.check.runs.routes import RestartPlace, Route
 from elasticrun.job.trace import read_trace
 from elasticrun.launcher.supervisor.causes import Ending
@@ -82,14 +80,6 @@ class CheckedRun:
             if moment.key.kind in _COMPARED
             or (moment.key.kind == "exit" and moment.leg == self.last_leg)
         }
-
-    @property
-    def drifted(self) -> list[str]:
-        """Parameters of which not all replicas of the last generation have the same."""
-        paths = (self.folder / "records").glob(PARAMETERS)
-        by_rank = [json.loads(path.read_text()) for path in paths]
-        names = by_rank[0] if by_rank else ()
-        return [n for n in names if any(by_rank[0][n] != p.get(n) for p in by_rank)]
 
     @property
     def trace(self) -> Path:

@@ -18,9 +18,6 @@ from elasticrun.launcher.forks.imports import imports_of
 from elasticrun.launcher.forks.starter import Starter
 from elasticrun.launcher.options import Program
 
-# As on two machines: sets of strings have another order with each.
-_HASH_SEEDS = ("1", "2")
-
 
 class EngineError(Exception):
     """No replica can be started at all."""
@@ -54,29 +51,23 @@ class Engine:
         program = Program("script", str(source.script), (), ())
         (folder / TEMPORARY).mkdir()
         imports = [OBSERVER, *_installed(imports_of(program), source)]
-        self._starters = [
-            Starter(
-                self._loop,
-                imports=imports,
-                is_exec=False,
-                variables={"PYTHONHASHSEED": seed},
-                say=lambda _: None,
-                on_failure=_give_up,
-            )
-            for seed in _HASH_SEEDS
-        ]
+        self._starter = Starter(
+            self._loop,
+            imports=imports,
+            is_exec=False,
+            say=lambda _: None,
+            on_failure=_give_up,
+        )
 
     def __enter__(self) -> Engine:
         processes.adopt_orphans()
-        for starter in self._starters:
-            starter.start()
+        self._starter.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         for active in self._active_runs:
             active.abandon()
-        for starter in self._starters:
-            starter.close()
+        self._starter.close()
         processes.kill_children(but=set(), patience=processes.CLEANING_SECONDS)
 
     def run_each(
@@ -127,7 +118,7 @@ class Engine:
             plan=plan,
             program=Program("script", str(script), arguments, (str(script.parent),)),
             loop=self._loop,
-            starters=self._starters,
+            starter=self._starter,
             on_change=self._note_running,
             hang_timeout=self._hang_timeout,
         )
@@ -141,10 +132,9 @@ class Engine:
         return active.run
 
     def _note_running(self) -> None:
-        """Tell the forkservers whom to kill if this process is killed."""
+        """Tell the forkserver whom to kill if this process is killed."""
         groups = [group for active in self._active_runs for group in active.groups]
-        for starter in self._starters:
-            starter.note_running(groups)
+        self._starter.note_running(groups)
 
 
 def _give_up(why: str) -> None:

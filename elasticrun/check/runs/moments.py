@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 VARIABLE_PREFIX = "variable:"  # Of a field that stands for a plain variable.
-CLOCK = "clock"  # The field of a line that looks at the time.
 _RESUMING = ("continue", "enter", "begin", "exit")
 _WORDS = {
     "begin": "the start of epoch {epoch}",
@@ -37,7 +36,7 @@ class Moment(NamedTuple):
         fields: Every field of the registered states.
         files: The files that differ from the start of the run; None for gone ones.
         variables: The program's plain variables.
-        kinds: Of each state, the names of its classes.
+        states: The names of the states.
     """
 
     key: Key
@@ -46,12 +45,12 @@ class Moment(NamedTuple):
     random: dict[str, Any]
     files: dict[str, Any]
     variables: dict[str, Any]
-    kinds: dict[str, list[str]]
+    states: list[str]
     num_batches: int = 0
 
 
 class LineChange(NamedTuple):
-    """A line that changed a field, or looked at the time."""
+    """A line that changed a field."""
 
     field: str
     zone: str

@@ -8,8 +8,6 @@ from typing import Any
 
 from elasticrun.check.runs.routes import RestartPlace
 
-PARAMETERS = "parameters-*.json"  # Among the records, by rank.
-
 
 @dataclass(frozen=True)
 class Limits:

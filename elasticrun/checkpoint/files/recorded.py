@@ -148,12 +148,7 @@ def identity_of(status: os.stat_result) -> tuple[int, int]:
 
 
 def read_end(path: Path, most: int) -> bytes:
-    """Return the last bytes of a plain file, all if there are not more than `most`.
-
-    Raises:
-        ValueError: It is something else.
-        OSError: It cannot be read.
-    """
+    """Return the last bytes of a plain file, all if there are not more than `most`."""
     with open(path, "rb", opener=open_plain) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - most))
         return file.read(most)

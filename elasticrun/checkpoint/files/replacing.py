@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from elasticrun.checkpoint.files.durable import TEMPORARY_SUFFIX, fsync_directory
+from elasticrun.checkpoint.files.recorded import open_plain
 from elasticrun.checkpoint.files.streams import ErrorKeepingWriter, write_through
 
 _LONGEST = 200  # Bytes of a name, so that the temporary one fits into 255.
@@ -94,7 +95,10 @@ def _remove_leftovers(path: Path) -> None:
     prefix, suffix = re.escape(_prefix(path)), re.escape(TEMPORARY_SUFFIX)
     leftover = re.compile(f"{prefix}[0-9a-f]{{16}}{suffix}")
     for name in filter(leftover.fullmatch, os.listdir(path.parent)):
-        with contextlib.suppress(OSError), open(path.with_name(name), "rb") as file:
+        with (
+            contextlib.suppress(OSError, ValueError),
+            open(path.with_name(name), "rb", opener=open_plain) as file,
+        ):
             if _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 os.unlink(path.with_name(name))
 

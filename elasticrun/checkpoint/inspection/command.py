@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -20,12 +19,13 @@ from elasticrun.checkpoint.storage.storage import Storage
 from elasticrun.errors import ElasticRunError
 from elasticrun.replicas.environment import variables
 
-FINE, FOUND, COULD_NOT = 0, 1, 2
+FINE, DAMAGED, COULD_NOT = 0, 1, 2
+_HELP = ("-h", "--help")
 
 _DESCRIPTION = (
     "Show the checkpoints in DIR, also while the job runs, and without a GPU. Default "
     "for DIR: ELASTICRUN_CHECKPOINT_DIR, or the only directory here with checkpoints; "
-    "default for ACTION: list. Exit codes: 0 fine, 1 damage or differences, 2 not "
+    "default for ACTION: list. Exit codes: 0 fine, 1 damage, 2 not "
     "possible."
 )
 
@@ -33,26 +33,28 @@ _DESCRIPTION = (
 def main(options: argparse.Namespace) -> int:
     """Run `elasticrun checkpoints` with its arguments."""
     directory, rest = _split(options.words)
+    if not any(word in _HELP or not word.startswith("-") for word in rest):
+        rest = ["list", *rest]
     try:
         if directory is not None:
             _refuse_mistyped(directory)
         arguments = _make_parser().parse_args(rest)
         arguments.directory = directory
-        has_found = _say(arguments.act(arguments))
+        is_damaged = _say(arguments.act(arguments))
     except BrokenPipeError:  # Whoever read the output has seen enough; what a store
         raise  # raises is of another type.
     except (InspectionError, ElasticRunError, OSError, ValueError) as error:
         sys.stderr.write(f"elasticrun: {_printable(str(error))}\n")
         return COULD_NOT
-    return FOUND if has_found else FINE
+    return DAMAGED if is_damaged else FINE
 
 
 def _say(lines: Iterator[str]) -> bool:
-    """Write each line as it comes; return whether damage or differences were found."""
+    """Write each line as it comes; return whether damage was found."""
     while True:
         try:
             line = next(lines)
-        except StopIteration as end:  # With the number of those, or nothing.
+        except StopIteration as end:  # With the number of damaged ones, or nothing.
             return bool(end.value)
         sys.stdout.write(f"{_printable(line)}\n")
         sys.stdout.flush()
@@ -92,24 +94,19 @@ def _refuse_mistyped(word: str) -> None:
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="elasticrun checkpoints",
-        usage="elasticrun checkpoints [DIR] [ACTION] [--json]",
+        usage="elasticrun checkpoints [DIR] [ACTION]",
         description=_DESCRIPTION,
     )
-    parser.set_defaults(act=_list, json=False)
-    _add_json(parser)
     actions = parser.add_subparsers(metavar="ACTION")
     for name, (text, add_arguments, act) in _ACTIONS.items():
         action = actions.add_parser(name, help=text, description=text)
-        _add_json(action)
         add_arguments(action)
         action.set_defaults(act=act)
     return parser
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--json", action="store_true", default=argparse.SUPPRESS, help="one JSON object"
-    )
+    parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
@@ -119,26 +116,9 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_show(parser: argparse.ArgumentParser) -> None:
+    _add_json(parser)
     _add_checkpoint(parser, "which", "N")
     parser.add_argument("state", nargs="?", metavar="STATE", help="only this one")
-
-
-def _add_diff(parser: argparse.ArgumentParser) -> None:
-    _add_checkpoint(parser, "old", "A")
-    _add_checkpoint(parser, "new", "B")
-    parser.add_argument("state", nargs="?", metavar="STATE", help="only this one")
-
-
-def _add_scaling(parser: argparse.ArgumentParser) -> None:
-    _add_plan(parser)
-    parser.add_argument("--worth", type=float, metavar="X",
-        help="print only the largest number of replicas whose speedup is at least X "
-             "times their number, for example 0.7")  # fmt: skip
-
-
-def _add_plan(parser: argparse.ArgumentParser) -> None:
-    text = f"a number, {NEWEST!r} (the default), or the path or URL of a checkpoint"
-    parser.add_argument("which", nargs="?", default=NEWEST, metavar="N", help=text)
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
@@ -168,7 +148,7 @@ def _list(arguments: argparse.Namespace) -> Iterator[str]:
 def _verify(arguments: argparse.Namespace) -> Iterator[str]:
     from elasticrun.checkpoint.inspection.overview import verify
 
-    return verify(_storage(arguments), arguments.which, as_json=arguments.json)
+    return verify(_storage(arguments), arguments.which)
 
 
 def _show(arguments: argparse.Namespace) -> Iterator[str]:
@@ -176,29 +156,6 @@ def _show(arguments: argparse.Namespace) -> Iterator[str]:
 
     checkpoint = choose_checkpoint(_storage(arguments), arguments.which)
     return show(checkpoint, arguments.state, as_json=arguments.json)
-
-
-def _diff(arguments: argparse.Namespace) -> Iterator[str]:
-    from elasticrun.checkpoint.inspection.difference import compare
-
-    storage = _storage(arguments)
-    old = choose_checkpoint(storage, arguments.old)
-    new = choose_checkpoint(storage, arguments.new)
-    return compare(old, new, arguments.state, as_json=arguments.json)
-
-
-def _plan(arguments: argparse.Namespace) -> Iterator[str]:
-    from elasticrun.checkpoint.inspection.plan import show_plans
-
-    checkpoint = choose_checkpoint(_storage(arguments), arguments.which)
-    return show_plans(checkpoint, as_json=arguments.json)
-
-
-def _scaling(arguments: argparse.Namespace) -> Iterator[str]:
-    from elasticrun.checkpoint.inspection.scaling import show_scaling
-
-    checkpoint = choose_checkpoint(_storage(arguments), arguments.which)
-    return show_scaling(checkpoint, worth=arguments.worth, as_json=arguments.json)
 
 
 def _export(arguments: argparse.Namespace) -> Iterator[str]:
@@ -209,7 +166,7 @@ def _export(arguments: argparse.Namespace) -> Iterator[str]:
         raise InspectionError(f"{target} exists; --force replaces it")
     checkpoint = choose_checkpoint(_storage(arguments), arguments.which)
     text = export_state(checkpoint, target, state=arguments.state)
-    yield json.dumps({"path": str(target)}) if arguments.json else text
+    yield text
 
 
 _Action = tuple[
@@ -218,20 +175,9 @@ _Action = tuple[
     Callable[[argparse.Namespace], Iterator[str]],
 ]
 _ACTIONS: dict[str, _Action] = {
-    "list": ("list the checkpoints (the default)", lambda _: None, _list),
+    "list": ("list the checkpoints (the default)", _add_json, _list),
     "verify": ("read every byte, and name what is damaged", _add_verify, _verify),
     "show": ("show what a checkpoint holds, or one state of it", _add_show, _show),
-    "diff": (
-        "compare two checkpoints: which values differ, and by how much",
-        _add_diff,
-        _diff,
-    ),
-    "plan": ("print the batch sizes of the loaders so far", _add_plan, _plan),
-    "scaling": (
-        "print how fast each number of replicas trains",
-        _add_scaling,
-        _scaling,
-    ),
     "export": ("write a state as a plain file", _add_export, _export),
 }
 

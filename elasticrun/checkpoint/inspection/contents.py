@@ -34,38 +34,29 @@ class Opaque:
     Attributes:
         data: Its first bytes; none if they are not for reading.
         kind: What to call it.
-        crc32: Of the whole file, so that only equal ones are equal.
     """
 
     data: bytes
     kind: str
-    crc32: int
 
 
-def names_of_state(*checkpoints: Checkpoint, word: str | None) -> list[str]:
+def names_of_state(checkpoint: Checkpoint, word: str | None) -> list[str]:
     """Return the files of a state: one, or one a rank; all files without a word.
 
     Files with shards of tensors do not count: they are read with their state's file.
 
     Raises:
-        InspectionError: None of the checkpoints has such a state.
+        InspectionError: The checkpoint has no such state.
     """
-    every = list(
-        dict.fromkeys(
-            name
-            for each in checkpoints
-            for name in each.names()
-            if not _holds_shards(each, name)
-        )
-    )
+    every = [each for each in checkpoint.names() if not _holds_shards(checkpoint, each)]
     if word is None:
         return every
     chosen = [name for name in every if word in (name, state_of_file(name))]
     if not chosen:
         states = sorted({state_of_file(name) for name in every})
-        paths = " and ".join(str(each.path) for each in checkpoints)
         raise InspectionError(
-            f"there is no state {word!r} in {paths}, only: {', '.join(states)}"
+            f"there is no state {word!r} in {checkpoint.path}, only: "
+            f"{', '.join(states)}"
         )
     return chosen
 
@@ -102,7 +93,7 @@ def load_file(checkpoint: Checkpoint, name: str) -> Any:
         return _put_together(checkpoint, name, values)
     except UnsafeValuesError:
         kind = f"{record.size} bytes; only a full unpickler could read them"
-        return Opaque(b"", kind, record.crc32)
+        return Opaque(b"", kind)
     except (CheckpointError, OSError) as error:
         raise InspectionError(text_of(error)) from error
     except Exception as error:  # Whatever torch makes of a file that is not its own.
@@ -140,7 +131,7 @@ def _parse(file: BinaryIO, record: FileRecord) -> Any:
             return json.loads(data)
         except (ValueError, RecursionError):
             pass
-    return Opaque(data, f"{record.size} bytes", record.crc32)
+    return Opaque(data, f"{record.size} bytes")
 
 
 def leaves(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -172,8 +163,7 @@ def _is_long_row(values: Sequence[Any]) -> bool:
 def kind_of(leaf: Any) -> str:
     """Return what it is: a tensor's dtype and shape, or the type."""
     if isinstance(leaf, torch.Tensor):
-        sizes = ["*" if size is None else str(size) for size in shape_of(leaf)]
-        return f"{_dtype(leaf)} [{', '.join(sizes)}]"
+        return f"{_dtype(leaf)} {_shape(leaf)}"
     if isinstance(leaf, Opaque):
         return leaf.kind
     if isinstance(leaf, (list, tuple)) and leaf:
@@ -194,34 +184,20 @@ def value_of(leaf: Any) -> str:
 def leaf_values(path: str, leaf: Any) -> dict[str, Any]:
     """Return a leaf as plain values."""
     if isinstance(leaf, torch.Tensor):
-        tensor = {"dtype": _dtype(leaf), "shape": shape_of(leaf)}
+        tensor = {"dtype": _dtype(leaf), "shape": _shape(leaf)}
         return {"path": path, **tensor, "value": _plain(_small_values(leaf))}
     return {"path": path, "type": kind_of(leaf), "value": _plain(leaf)}
 
 
-def shape_of(tensor: torch.Tensor) -> list[int | None]:
-    """Return a tensor's sizes, None for one that a nested tensor has several of."""
-    if tensor.is_nested:
-        rows = [tuple(row.shape) for row in tensor.unbind()]
-        sizes = [set(each) for each in zip(*rows, strict=True)]
-        return [len(rows), *(s.pop() if len(s) == 1 else None for s in sizes)]
-    return list(tensor.shape)
-
-
-def to_plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with each value in its place, also of a quantized or sparse one.
-
-    Raises:
-        RuntimeError: It has none, as on the meta device, or others cannot be had.
-    """
-    return tensor.dequantize() if tensor.is_quantized else tensor.to_dense()
+def _shape(tensor: torch.Tensor) -> list[int]:
+    return [tensor.size(0)] if tensor.is_nested else list(tensor.shape)
 
 
 def _small_values(tensor: torch.Tensor) -> Any:
     """Return a small tensor's values; None if it is large, or they cannot be had."""
     try:
         is_small = tensor.numel() <= _LARGEST_SHOWN
-        return to_plain(tensor).tolist() if is_small else None
+        return tensor.to_dense().tolist() if is_small else None
     except RuntimeError:
         return None
 

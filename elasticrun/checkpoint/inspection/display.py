@@ -22,6 +22,7 @@ from elasticrun.checkpoint.inspection.contents import (
     value_of,
 )
 from elasticrun.checkpoint.inspection.overview import manifest_values
+from elasticrun.checkpoint.inspection.plan import plans_in
 
 
 def show(checkpoint: Checkpoint, state: str | None, *, as_json: bool) -> Iterator[str]:
@@ -30,12 +31,13 @@ def show(checkpoint: Checkpoint, state: str | None, *, as_json: bool) -> Iterato
     Raises:
         InspectionError: There is no such state, or its file is damaged.
     """
-    names = names_of_state(checkpoint, word=state)
+    names = names_of_state(checkpoint, state)
     contents = ((name, list(leaves(load_file(checkpoint, name)))) for name in names)
     if as_json:
         yield json.dumps(
             {
                 **manifest_values(checkpoint),
+                "batch_sizes": plans_in(checkpoint),
                 "states": {
                     name: [leaf_values(*each) for each in found]
                     for name, found in contents
@@ -64,5 +66,9 @@ def _describe(checkpoint: Checkpoint) -> Iterator[str]:
             ("  position", position_text(manifest.position)),
             ("  torch", manifest.torch_version),
             ("  elasticrun", manifest.elasticrun_version),
+            *(
+                ("  batch sizes", f"{plan} of {name}, by samples seen")
+                for name, plan in plans_in(checkpoint).items()
+            ),
         ]
     )

@@ -28,7 +28,7 @@ def export_state(checkpoint: Checkpoint, target: Path, *, state: str) -> str:
         InspectionError: There is no such state, or it cannot be written like that.
         OSError: The file cannot be written.
     """
-    (name, *others) = names_of_state(checkpoint, word=state)
+    (name, *others) = names_of_state(checkpoint, state)
     if others:
         raise InspectionError(
             f"each rank has a {state!r} of its own; name one of {name}, "

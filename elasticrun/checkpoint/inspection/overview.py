@@ -50,21 +50,11 @@ def list_checkpoints(storage: Storage, *, as_json: bool) -> Iterator[str]:
     yield f"{storage.place}{f', in use by {owner}' if owner else ''}"
     if entries:
         yield from columns([_HEAD, *map(_row, entries)], right=(0, 2, 3, 4))
-        yield from _say_values(entries)
     else:
         yield "no checkpoints"
     for entry in entries:
         if entry.reason:
             yield f"{entry.number} is bad: {entry.reason}"
-
-
-def _say_values(entries: list[Entry]) -> Iterator[str]:
-    """Yield the values by which a best checkpoint is told, where there are any."""
-    for entry in entries:
-        values = entry.checkpoint.manifest.values if entry.checkpoint else {}
-        if values:
-            texts = (f"{name} {value:.6g}" for name, value in values.items())
-            yield f"{entry.number} has {', '.join(texts)}"
 
 
 def _entry_values(entry: Entry) -> dict[str, Any]:
@@ -104,9 +94,7 @@ def _row(entry: Entry) -> tuple[str, ...]:
     )
 
 
-def verify(
-    storage: Storage, words: list[str], *, as_json: bool
-) -> Generator[str, None, int]:
+def verify(storage: Storage, words: list[str]) -> Generator[str, None, int]:
     """Read every byte of checkpoints and compare it with what was written.
 
     Args:
@@ -118,15 +106,11 @@ def verify(
     Returns:
         How many are damaged.
     """
-    results, num_bad = [], 0
+    num_bad = 0
     for number, problems in _problems_of(storage, words):
         num_bad += bool(problems)
-        results.append({"number": number, "problems": problems})
-        if not as_json:
-            yield f"{number}  {'bad' if problems else 'good'}"
-            yield from (f"    {problem}" for problem in problems)
-    if as_json:
-        yield json.dumps({"directory": str(storage.place), "verified": results})
+        yield f"{number}  {'bad' if problems else 'good'}"
+        yield from (f"    {problem}" for problem in problems)
     return num_bad
 
 

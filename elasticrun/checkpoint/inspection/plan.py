@@ -1,4 +1,4 @@
-"""`elasticrun checkpoints plan`: the batch sizes that loaders have had, as plans."""
+"""The batch sizes that loaders have had, as plans."""
 
 from __future__ import annotations
 
@@ -7,33 +7,21 @@ from collections.abc import Iterator
 from typing import Any
 
 from elasticrun.checkpoint.draft import Checkpoint
-from elasticrun.checkpoint.inspection.entries import InspectionError
 from elasticrun.checkpoint.states.expected import SIZES, check_values
 
 _PREFIXES = ("loader.", "loader-")  # As states of loaders are called.
 
 
-def show_plans(checkpoint: Checkpoint, *, as_json: bool) -> Iterator[str]:
-    """Yield a line for each loader: its plan, as `batch_size=` takes it.
+def plans_in(checkpoint: Checkpoint) -> dict[str, dict[int, int]]:
+    """Return each loader's plan, as `batch_size=` takes it.
 
     A plan goes from the samples seen to the size of global batches from there on.
 
     Raises:
-        InspectionError: No loader has one.
         CheckpointError: A file is damaged.
     """
-    plans = {
-        name: plan
-        for name, values in states_of_loaders(checkpoint)
-        if (plan := plan_in(values))
-    }
-    if not plans:
-        raise InspectionError(f"{checkpoint.path} has no loader with a batch size.")
-    if as_json:
-        yield json.dumps(plans)
-        return
-    for name, plan in plans.items():
-        yield f"{name}: {plan}"
+    plans = {name: plan_in(values) for name, values in states_of_loaders(checkpoint)}
+    return {name: plan for name, plan in plans.items() if plan}
 
 
 def states_of_loaders(checkpoint: Checkpoint) -> Iterator[tuple[str, dict[str, Any]]]:

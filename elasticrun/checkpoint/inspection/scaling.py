@@ -1,4 +1,4 @@
-"""`elasticrun checkpoints scaling`: what each number of replicas gives."""
+"""`elasticrun status --scaling`: what each number of replicas gives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from elasticrun.adaptive.noise import MeasuredStep, Noise, summarize_newest
-from elasticrun.adaptive.scaling import Scaling, most_worth, scaling_of
+from elasticrun.adaptive.scaling import Scaling, scaling_of
 from elasticrun.adaptive.step_time import TimedSteps
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.inspection.entries import InspectionError
@@ -18,16 +18,11 @@ from elasticrun.checkpoint.states.expected import STEP_TIMES, check_values
 _NOISE = re.compile(r"(.+\.)?noise")
 
 
-def show_scaling(
-    checkpoint: Checkpoint, *, worth: float | None, as_json: bool
-) -> Iterator[str]:
+def show_scaling(checkpoint: Checkpoint, *, as_json: bool) -> Iterator[str]:
     """Yield the table of each loader whose loops were trained with.
 
-    Args:
-        worth: Yield, instead, the most replicas of which each is worth so much.
-
     Raises:
-        InspectionError: There is no such loader, or number of replicas.
+        InspectionError: There is no such loader.
         CheckpointError: A file is damaged.
     """
     noise = _noise_in(checkpoint)
@@ -42,9 +37,7 @@ def show_scaling(
             "optimizer that it knows has stepped ten times in a loop over an "
             "AdaptiveDataLoader; look again after the next checkpoint."
         )
-    if worth is not None:
-        yield str(_most_worth(tables, worth))
-    elif as_json:
+    if as_json:
         named = {name: [row._asdict() for row in t] for name, t in tables.items()}
         yield json.dumps(named)
     else:
@@ -74,22 +67,6 @@ def _table(values: dict[str, Any], noise: Noise) -> list[Scaling]:
         max_local_batch_size=times["max_local_batch_size"],
         min_efficiency=times["min_efficiency"],
     )
-
-
-def _most_worth(tables: dict[str, list[Scaling]], worth: float) -> int:
-    if len(tables) > 1:
-        raise InspectionError(
-            f"{', '.join(tables)} all have tables, and the answers may differ. Decide "
-            "by the tables (--json)."
-        )
-    (table,) = tables.values()
-    found = most_worth(table, worth)
-    if found is None:
-        raise InspectionError(
-            f"no number of replicas is known of which each is worth {worth:g}. "
-            "Take less."
-        )
-    return found
 
 
 def _lines(name: str, table: list[Scaling], noise: Noise) -> Iterator[str]:

@@ -69,12 +69,13 @@ def try_rates(target: Any) -> None:
     has_rates = isinstance(target, LRScheduler) and (
         type(target).get_lr is not LRScheduler.get_lr
     )
-    if not has_rates or target.last_epoch < 0:
+    if not has_rates:
         return
     # Some set momentum besides, and step would not be asked within one.
     groups = [dict(group) for group in target.optimizer.param_groups]
     before = dict(vars(target))
     target._get_lr_called_within_step = True
+    target.last_epoch = max(target.last_epoch, 0)  # A sequence has not begun it.
     try:
         target.get_lr()
         # A function of the program's may end with the schedule, and so does one cycle.

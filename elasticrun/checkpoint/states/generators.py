@@ -20,8 +20,13 @@ from elasticrun.checkpoint.states.noted import Noted, Place
 from elasticrun.checkpoint.states.values import load_values, save_values
 
 _MOST_NOTED = 1 << 17  # Bytes of each rank's: the record for a rescue has them, too.
-_MT19937_BYTES = 2500  # 624 words and a position, as NumPy's C code has them.
-_MT19937 = struct.Struct("<625I?d")  # With the number that is kept for the next call.
+# The generators' memory, a Mersenne Twister's: its words and the position among them;
+# then whether there is a number for the next call of `gauss` or `randn`, and that.
+_PYTHON = struct.Struct("=i624Ii4xd")
+_NUMPY = struct.Struct("=624Iii4xd")
+_TWISTER = ctypes.c_char * 2500
+_KEPT = struct.Struct("=i4xd")
+_ANY = 0.123456789
 _SIZES = struct.Struct("<II")  # Of the CPU's state of torch, and of each GPU's.
 _GPU = struct.Struct("<i")  # Its number; -1 for this replica's own.
 
@@ -45,9 +50,7 @@ class Generators(GatheredState):
         self._is_sure = False  # Whether several ranks have shown that.
         self._glance = _Glance()
         self.noted = {in_epoch: Noted(_MOST_NOTED) for in_epoch in (True, False)}
-        self.seen: bytes | None = (
-            None  # What `look` would have returned, by `remember`.
-        )
+        self.seen: bytes | None = None  # By the last look.
 
     def save(self, fileobj: BinaryIO) -> None:
         """Write the generators as they are now, or what is yet to be restored."""
@@ -142,24 +145,25 @@ class Generators(GatheredState):
             self._load_noted(anchors)
 
     def remember(self) -> Callable[[], None]:
-        if self._loaded is not None or self._seed is not None:
-            self.seen = None
-            return lambda: None  # What is yet to be restored stays as it is.
-        values, self.seen = self._glance.look(self._device)
+        packed = self.look()
         back = [noted.remember() for noted in self.noted.values()]
 
         def put_back() -> None:
-            _apply_all(values, self._device)
-            for each in back:
-                each()
+            if packed is not None:  # Else what is yet to be restored stays as it is.
+                _apply_all(_values_of(packed), self._device)
+                for each in back:
+                    each()
 
         return put_back
 
     def look(self) -> bytes | None:
-        """Return the generators as `bytes_of` takes them; None before `restore`."""
-        if self._loaded is not None or self._seed is not None:
-            return None
-        return self._glance.look(self._device)[1]
+        """Return the generators as `bytes_of` takes them; None before `restore`.
+
+        It is the same object as long as nothing is drawn.
+        """
+        is_ahead = self._loaded is not None or self._seed is not None
+        self.seen = None if is_ahead else self._glance.look(self._device)
+        return self.seen
 
     def restore(self) -> None:
         """Put back what was remembered, once."""
@@ -183,27 +187,24 @@ def bytes_of(packed: bytes) -> bytes:
 
 def _values_of(packed: bytes) -> dict[str, Any]:
     """Return what `capture` would have returned, from what a look has seen."""
-    *words, has_gauss, gauss = _MT19937.unpack_from(packed)
-    python = (3, tuple(words), gauss if has_gauss else None)
-    *words, has_gauss, gauss = _MT19937.unpack_from(packed, _MT19937.size)
-    tensor = torch.tensor(words[:-1], dtype=torch.int64)
+    position, *words, has_kept, kept = _PYTHON.unpack_from(packed)
+    python = (3, (*words, position), kept if has_kept else None)
+    *words, position, has_kept, kept = _NUMPY.unpack_from(packed, _PYTHON.size)
+    tensor = torch.tensor(words, dtype=torch.int64)
     values: dict[str, Any] = {
         "python": python,
-        "numpy": ("MT19937", tensor, words[-1], int(has_gauss), gauss),
+        "numpy": ("MT19937", tensor, position, has_kept, kept),
     }
-    at = 2 * _MT19937.size
+    at = _PYTHON.size + _NUMPY.size
     size, size_of_gpu = _SIZES.unpack_from(packed, at)
     at += _SIZES.size
     values["torch"] = _tensor_of(packed[at : at + size])
+    gpus = {}
     for place in range(at + size, len(packed), _GPU.size + size_of_gpu):
-        (number,) = _GPU.unpack_from(packed, place)
         begin = place + _GPU.size
-        state = _tensor_of(packed[begin : begin + size_of_gpu])
-        if number < 0:
-            values["cuda"] = state
-        else:
-            values.setdefault("other_gpus", {})[number] = state
-    return values
+        (number,) = _GPU.unpack_from(packed, place)
+        gpus[number] = _tensor_of(packed[begin : begin + size_of_gpu])
+    return _with_gpus(values, gpus)
 
 
 def _digest(value: Any) -> str:
@@ -223,30 +224,31 @@ def _tensor_of(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def capture(
-    device: torch.device,
-    *,
-    python_state: tuple[Any, ...] | None = None,
-    numpy_state: tuple[Any, ...] | None = None,
-) -> dict[str, Any]:
-    """Return the generators' states as plain values and tensors.
-
-    Args:
-        python_state: That of Python's, if it is known.
-        numpy_state: That of NumPy's, if it is known.
-    """
-    values: dict[str, Any] = {
-        "python": python_state or random.getstate(),
-        "numpy": numpy_state or _numpy_state(),
+def capture(device: torch.device) -> dict[str, Any]:
+    """Return the generators' states as plain values and tensors."""
+    kind, words, position, has_kept, kept = np.random.get_state()
+    tensor = torch.from_numpy(np.asarray(words).astype(np.int64))
+    values = {
+        "python": random.getstate(),
+        "numpy": (kind, tensor, int(position), int(has_kept), float(kept)),
         "torch": torch.get_rng_state(),
     }
-    if torch.cuda.is_initialized():  # Or nobody has drawn there.
-        states = dict(enumerate(torch.cuda.get_rng_state_all()))
-        if device.type == "cuda":
-            values["cuda"] = states.pop(device.index)
-        if states:
-            values["other_gpus"] = states
-    return values
+    return _with_gpus(values, _gpus(device))
+
+
+def _gpus(device: torch.device) -> dict[int, torch.Tensor]:
+    """Return the states of GPUs by their numbers; -1 is this replica's own."""
+    if not torch.cuda.is_initialized():
+        return {}  # Nobody has drawn there.
+    states = dict(enumerate(torch.cuda.get_rng_state_all()))
+    if device.type == "cuda":
+        states[-1] = states.pop(device.index)
+    return states
+
+
+def _with_gpus(values: dict[str, Any], gpus: dict[int, torch.Tensor]) -> dict[str, Any]:
+    own = {"cuda": gpus.pop(-1)} if -1 in gpus else {}
+    return values | own | ({"other_gpus": gpus} if gpus else {})
 
 
 def seed_all(seed: int) -> None:
@@ -257,130 +259,91 @@ def seed_all(seed: int) -> None:
 
 
 class _Glance:
-    """Reads the generators at each boundary, and only those that were drawn from.
+    """Reads the generators as bytes, at each boundary.
 
-    To read Python's and NumPy's takes longer than all else. Both are a Mersenne Twister
-    in memory: a look at its 2,500 bytes tells whether it was drawn from. Both may also
-    keep a second normal number for the next call, and are read as long as they do.
+    To ask Python's and NumPy's takes longer than all else there, so their memory is
+    read, where that is known.
     """
 
     def __init__(self) -> None:
-        self._python = _Seen(_address_of_python(), random.getstate, _pack_python)
-        self._numpy = _Seen(_address_of_numpy(), _numpy_state, _pack_numpy)
+        self._python = _memory_of_python()
+        self._numpy = _memory_of_numpy()
         self.parts: list[bytes] = []  # As of the last look,
         self._packed = b""  # and all of them.
 
-    def look(self, device: torch.device) -> tuple[dict[str, Any], bytes]:
-        """Return what `capture` does, and the same as bytes."""
-        values = capture(
-            device,
-            python_state=self._python.read(has_kept=lambda state: state[2] is not None),
-            numpy_state=self._numpy.read(has_kept=lambda state: bool(state[3])),
-        )
-        gpus = dict(values.get("other_gpus", {}))
-        if "cuda" in values:
-            gpus[-1] = values["cuda"]
+    def look(self, device: torch.device) -> bytes:
+        """Return how they are; the same object as before, if they are the same."""
+        state, gpus = torch.get_rng_state(), _gpus(device)
         size_of_gpu = max((each.numel() for each in gpus.values()), default=0)
         parts = [
-            self._python.packed,
-            self._numpy.packed,
-            _SIZES.pack(values["torch"].numel(), size_of_gpu),
-            values["torch"].numpy().tobytes(),
+            _packed_python() if self._python is None else _read_python(self._python),
+            _packed_numpy() if self._numpy is None else _read_numpy(*self._numpy),
+            _SIZES.pack(state.numel(), size_of_gpu),
+            ctypes.string_at(state.data_ptr(), state.numel()),  # Sooner than by NumPy.
         ]
-        for number, state in gpus.items():
-            parts += [_GPU.pack(number), state.numpy().tobytes()]
-        if parts != self.parts:  # Else it is the same object, as is told at once.
+        for number, each in gpus.items():
+            parts += [_GPU.pack(number), each.numpy().tobytes()]
+        if parts != self.parts:
             self.parts, self._packed = parts, b"".join(parts)
-        return values, self._packed
+        return self._packed
 
 
-class _Seen:
-    """A generator's state, read again only if its memory has changed.
+def _packed_python() -> bytes:
+    _, (*words, position), kept = random.getstate()
+    return _PYTHON.pack(position, *words, kept is not None, kept or 0.0)
 
-    Args:
-        address: Where that is; None where it is not known.
-        read: Reads the state.
-        pack: Returns it as bytes.
+
+def _read_python(twister: Any) -> bytes:
+    kept = random.getstate.__self__.gauss_next  # type: ignore[attr-defined]
+    return bytes(twister.raw + _KEPT.pack(kept is not None, kept or 0.0))
+
+
+def _memory_of_python() -> Any:
+    """Return the memory of Python's generator; None if it is not where it should be.
+
+    CPython has it behind the object's header.
     """
-
-    def __init__(
-        self,
-        address: int | None,
-        read: Callable[[], tuple[Any, ...]],
-        pack: Callable[[tuple[Any, ...]], bytes],
-    ) -> None:
-        self._pack = pack
-        self.packed = b""
-        self._address = address
-        self._read = read
-        self._bytes = b""
-        self._state: tuple[Any, ...] | None = None
-
-    def read(self, *, has_kept: Callable[[tuple[Any, ...]], bool]) -> tuple[Any, ...]:
-        """Return the state.
-
-        Args:
-            has_kept: Whether it has a number for the next call, which then changes
-                nothing else.
-        """
-        now = b""
-        if self._address is not None:
-            now = ctypes.string_at(self._address, _MT19937_BYTES)
-        if (
-            not now
-            or self._state is None
-            or now != self._bytes
-            or has_kept(self._state)
-        ):
-            self._bytes, self._state = now, self._read()
-            self.packed = self._pack(self._state)
-        return self._state
+    generator = random.getstate.__self__  # type: ignore[attr-defined]
+    twister = _TWISTER.from_address(id(generator) + object.__basicsize__)
+    return twister if _read_python(twister) == _packed_python() else None
 
 
-def _pack_python(state: tuple[Any, ...]) -> bytes:
-    _, words, gauss = state
-    return _MT19937.pack(*words, gauss is not None, gauss or 0.0)
+def _packed_numpy() -> bytes:
+    _, words, position, has_kept, kept = np.random.get_state()
+    return _NUMPY.pack(*words, position, bool(has_kept), kept)
 
 
-def _pack_numpy(state: tuple[Any, ...]) -> bytes:
-    _, words, position, has_gauss, gauss = state
-    return _MT19937.pack(*words.tolist(), position, bool(has_gauss), gauss)
+def _read_numpy(twister: Any, kept: Any) -> bytes:
+    return bytes(twister.raw + kept.raw)
 
 
-def _address_of_python() -> int | None:
-    """Return where the memory of Python's generator begins.
+def _memory_of_numpy() -> tuple[Any, Any] | None:
+    """Return the memory of NumPy's generator, and what is kept for the next call.
 
-    CPython has it behind the object's header: the position, then the words. None where
-    that is not so.
+    None where that is not known, as before NumPy 1.24. The second one is in the global
+    `RandomState`, where another one has it, too.
     """
-    generator: Any = random.getstate.__self__  # type: ignore[attr-defined]
-    address = id(generator) + object.__basicsize__
-    *words, position = random.getstate()[1]
-    found = struct.unpack("<i624I", ctypes.string_at(address, _MT19937_BYTES))
-    return address if found == (position, *words) else None
-
-
-def _address_of_numpy() -> int | None:
-    """Return where the memory of NumPy's generator begins; before NumPy 1.24, None."""
     bits: Any = getattr(np.random, "get_bit_generator", lambda: None)()
-    is_known = type(bits).__name__ == "MT19937"
-    return int(bits.ctypes.state_address) if is_known else None
-
-
-def _numpy_state() -> tuple[Any, ...]:
-    kind, words, position, has_gauss, gauss = np.random.get_state()
-    tensor = torch.from_numpy(np.asarray(words).astype(np.int64))
-    return kind, tensor, int(position), int(has_gauss), float(gauss)
-
-
-def _apply_all(values: dict[str, Any], device: torch.device) -> None:
-    _apply(values, random, np.random, torch.default_generator)
-    _apply_to_gpus(values, device)
+    if type(bits).__name__ != "MT19937":
+        return None
+    other: Any = np.random.RandomState(0)
+    other.set_state((*other.get_state()[:3], 1, _ANY))
+    memory = ctypes.string_at(id(other), type(other).__basicsize__)
+    offset = memory.find(_KEPT.pack(1, _ANY))
+    generator = np.random.get_state.__self__  # type: ignore[attr-defined]
+    twister = _TWISTER.from_address(bits.ctypes.state_address)
+    kept = (ctypes.c_char * _KEPT.size).from_address(id(generator) + max(offset, 0))
+    return (twister, kept) if _read_numpy(twister, kept) == _packed_numpy() else None
 
 
 def _try(values: dict[str, Any]) -> None:
     """Put values into generators of no use, so that damage shows."""
     _apply(values, random.Random(), np.random.RandomState(), torch.Generator())
+
+
+def _apply_all(values: dict[str, Any], device: torch.device) -> None:
+    _apply(values, random, np.random, torch.default_generator)
+    _apply_to_gpus(values, device)
 
 
 def _apply(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from elasticrun.checkpoint.states.expected import COUNT, check_values, misfit
 from elasticrun.checkpoint.states.state import CannotRescueError
 from elasticrun.checkpoint.states.stateful import StatefulState
 from elasticrun.checkpoint.states.values import load_values, save_values
@@ -110,8 +111,8 @@ class MetricState(StatefulState):
     def _check_is_empty(self) -> None:
         if any(metric._update_count for metric in self._found or ()):
             raise CannotRescueError(
-                f"each replica has a part of the metric {self.name!r}; add up in an "
-                "Accumulator instead"
+                f"each replica has a part of the metric {self.name!r}",
+                "add up in an Accumulator instead",
             )
 
     def own_part(self) -> Any:
@@ -154,7 +155,10 @@ class MetricState(StatefulState):
         for key, metric, state in self._states():
             if key not in values:  # It was saved before metrics were known.
                 continue
-            kind = _kind_of(metric, state)
+            kind, own = _kind_of(metric, state), getattr(metric, state)
+            if kind != "list" and _is_real(values[key]) != _is_real(own):
+                what = f"a tensor of {own.dtype}"
+                raise misfit(f"{self.name}.{key}", values[key], what)
             if kind == "list":
                 every = [each.to(metric.device) for each in values[key]]
                 values[key] = (
@@ -167,6 +171,7 @@ class MetricState(StatefulState):
                 values[key] = value if has_it else torch.zeros_like(value)
         super().set_values(values)
         for prefix, metric in find_metrics(self._module):
+            check_values(counts[prefix], COUNT, name=f"{self.name}.{prefix}{_COUNT}")
             metric._update_count = counts[prefix]
             metric._computed = None
 
@@ -189,6 +194,10 @@ def find_metrics(target: object) -> list[tuple[str, Any]]:
             for each in ("_defaults", "_reductions", "_persistent")
         )
     ]
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _kind_of(metric: Any, state: str) -> str:

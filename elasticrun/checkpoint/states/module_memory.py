@@ -16,6 +16,7 @@ _LOOKED_AT = 16  # Elements of each tensor.
 _SAVING = ("state_dict", "_save_to_state_dict", "get_extra_state")
 # Whose ways of saving these are, if they are no module's own.
 _KNOWN = ("torch.nn.", "torchmetrics.", "elasticrun.")
+_CHANGE_LATER = "change them behind optimizer.step(), not in the forward pass"
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -95,7 +96,8 @@ class ModuleMemory:
                 if not getattr(type(part), name).__module__.startswith(_KNOWN):
                     raise CannotRescueError(
                         f"{type(part).__name__} in {self._name!r} has a way of its own "
-                        f"to save ({name})"
+                        f"to save ({name})",
+                        "keep what it saves in buffers",
                     )
         devices = {torch.device("cpu")}
         for each in [*self._module.parameters(), *self._module.buffers()]:
@@ -103,9 +105,9 @@ class ModuleMemory:
             devices.add(each.device)
             if not is_known or each.device.type not in ("cpu", "cuda"):
                 raise CannotRescueError(
-                    f"{self._name!r} has a {type(each).__name__} of which nothing "
-                    "tells whether it changes: it is on another device than the CPU "
-                    "or a GPU, of a kind that is not torch's, or made in inference mode"
+                    f"nothing tells whether a {type(each).__name__} of {self._name!r} "
+                    "changes",
+                    "keep torch's own tensors in it, made outside of inference mode",
                 )
         if len(devices) > 2:
             raise CannotRescueError(f"{self._name!r} is on more than one GPU")
@@ -135,23 +137,29 @@ class ModuleMemory:
             and _are_equal(self._parameters.sample_of_gpu(), sample)
         )
         if not is_same:
-            raise CannotRescueError(f"parameters of {self._name!r} have changed since")
+            raise CannotRescueError(
+                f"parameters of {self._name!r} have changed since", _CHANGE_LATER
+            )
         if not self._copies:
             return
         if not self._buffers.are(self._module.buffers()) or self._num_copied != number:
-            raise CannotRescueError(f"buffers of {self._name!r} have changed since")
+            raise CannotRescueError(
+                f"buffers of {self._name!r} have changed since", _CHANGE_LATER
+            )
         have_changed = _versions(self._statistics) != self._statistics_at
         if have_changed and not self._has_common_statistics():
             raise CannotRescueError(
                 f"BatchNorms in {self._name!r} have other averages on rank 0, whose "
-                "are saved"
+                "are saved",
+                "AdaptiveDataParallel keeps them the same",
             )
         if self._buffers.look() != buffers:
             with torch.no_grad():
                 torch._foreach_copy_(self._buffers.tensors, self._copies)
         elif not all(map(torch.equal, self._buffers.tensors, self._copies)):
             raise CannotRescueError(
-                f"buffers of {self._name!r} have changed through `tensor.data`"
+                f"buffers of {self._name!r} have changed through `tensor.data`",
+                "change them in torch.no_grad()",
             )
 
 

@@ -64,7 +64,10 @@ class OptimizerState(StatefulState):
 
         def put_back() -> None:
             if self._counts() != counts:
-                raise CannotRescueError(f"{self.name!r} has changed since")
+                raise CannotRescueError(
+                    f"{self.name!r} has other groups or states than at the boundary",
+                    "change them right before optimizer.step()",
+                )
             for group, options in zip(
                 self._optimizer.param_groups, before, strict=True
             ):

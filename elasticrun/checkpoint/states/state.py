@@ -33,7 +33,15 @@ def check_state_name(name: str) -> None:
 
 
 class CannotRescueError(ElasticRunError):
-    """Raised where a state is not known as it was at the last boundary."""
+    """Raised where a state is not known as it was at the last boundary.
+
+    Args:
+        why: What is not known.
+        do: What the program can do.
+    """
+
+    def __init__(self, why: str, do: str = "save more often, to lose less") -> None:
+        super().__init__(f"{why}: {do}")
 
 
 class BaseState(ABC):
@@ -72,7 +80,7 @@ class BaseState(ABC):
         """
 
     def values(self) -> Mapping[str, Any]:
-        """Return the values by which `keep_best` may tell the best, by their names."""
+        """Return the values of which a report shows those that are numbers."""
         return {}
 
     def checksums(self) -> Mapping[str, int]:

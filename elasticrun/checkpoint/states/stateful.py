@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -28,9 +30,14 @@ from elasticrun.checkpoint.states.values import (
     save_values_of,
 )
 from elasticrun.errors import CheckpointError
+from elasticrun.logger import Logger
 from elasticrun.replicas.gathering import gather, num_replicas, own_rank
 
+logger = Logger(__name__)
+
 _DTENSOR = "DTensor"
+_NUM_PARTS = 64  # What is sent does not grow with the number of tensors,
+_NUM_ELEMENTS = 4096  # nor what is read with their size.
 _MOST_VALUES = 1 << 12  # Of a tensor; what counts something is small.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
@@ -65,6 +72,7 @@ class StatefulState(BaseState):
         self.target: Stateful = target
         self._consolidate = getattr(target, "consolidate_state_dict", None)
         self._copies = StateCopier()
+        self._plain = _plain_tensors(target)
         self._memory = (
             ModuleMemory(name, target, self.has_common_statistics)
             if isinstance(target, nn.Module)
@@ -125,6 +133,38 @@ class StatefulState(BaseState):
     def has_common_statistics(self) -> bool:
         """Return whether this replica's BatchNorms have the averages to be saved."""
         return own_rank() == 0
+
+    def committed(self) -> None:
+        """Name, once, what has changed of a module and is in no checkpoint."""
+        now = _plain_tensors(self.target) if self._plain else {}
+        changed = [each for each in now if _differ(now[each], self._plain.get(each))]
+        if not changed:
+            return
+        self._plain = {}
+        if own_rank() == 0:
+            logger.warning(
+                "%r has tensors that have changed and are in no checkpoint: %s. After "
+                "a restart they are as at the start. Make those that count buffers of "
+                'their module: self.register_buffer("name", tensor).',
+                self.name,
+                ", ".join(changed),
+            )
+
+    def samples(self) -> Mapping[str, list[float]]:
+        """Return sums over elements of a module's parameters, by neighbours' names."""
+        target = None if self.takes_shards else self.target
+        every = target.named_parameters() if isinstance(target, nn.Module) else ()
+        named = [e for e in every if not isinstance(e[1], UninitializedParameter)]
+        bounds = [len(named) * part // _NUM_PARTS for part in range(_NUM_PARTS + 1)]
+        groups = [named[start:stop] for start, stop in pairwise(bounds) if start < stop]
+        if not groups:
+            return {}
+        with torch.no_grad():
+            sums = torch.stack([_sums([each for _, each in group]) for group in groups])
+        return {
+            ", ".join(name for name, _ in group): values
+            for group, values in zip(groups, sums.tolist(), strict=True)
+        }
 
     def values_to_save(self) -> Any:
         """Return what is written."""
@@ -187,6 +227,39 @@ def is_torchs(target: object) -> bool:
     kinds = (nn.Module, Optimizer, LRScheduler)
     is_own = type(target).__module__.startswith(("torch.", "elasticrun."))
     return is_own or isinstance(target, kinds)
+
+
+def _sums(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Return the sum of magnitudes, and the plain sum: few changes leave both alike."""
+    total = torch.zeros(2, dtype=torch.float64, device=tensors[0].device)
+    for tensor in tensors:
+        flat = tensor.detach().reshape(-1)
+        some = flat[:: max(1, flat.numel() // _NUM_ELEMENTS)]
+        some = (torch.view_as_real(some) if some.is_complex() else some).double()
+        total += torch.stack([some.abs().sum(), some.sum()]).to(total.device)
+    return total
+
+
+def _plain_tensors(target: object) -> dict[str, tuple[torch.Tensor, int]]:
+    """Return a module's tensors that are no parameters or buffers, with their versions.
+
+    Without those made of parameters (`weight_norm`), and of metrics, which are saved.
+    """
+    modules = target.named_modules() if isinstance(target, nn.Module) else ()
+    return {
+        f"{path}.{name}".lstrip("."): (value, value._version)
+        for path, module in modules
+        if not hasattr(module, "_defaults")
+        for name, value in vars(module).items()
+        if isinstance(value, torch.Tensor)
+        and not (value.requires_grad or value.is_inference())
+    }
+
+
+def _differ(
+    now: tuple[torch.Tensor, int], before: tuple[torch.Tensor, int] | None
+) -> bool:
+    return before is not None and (now[0] is not before[0] or now[1] != before[1])
 
 
 def has_shards(target: Any) -> bool:

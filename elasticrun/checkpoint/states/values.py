@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -173,10 +174,15 @@ def load_values(fileobj: BinaryIO, *, is_copied: bool = False) -> Any:
     source: Any = fileobj if path is None else path
     _allow_uninitialized()
     try:
-        # Said outright, so that no variable of the environment can say otherwise.
-        values = torch.load(
-            source, map_location="cpu", weights_only=True, mmap=path is not None
-        )
+        with (
+            warnings.catch_warnings(),
+            torch.sparse.check_sparse_tensor_invariants(),
+        ):
+            warnings.filterwarnings("ignore", "Validating sparse tensor invariants")
+            # Said outright, so that no variable of the environment can say otherwise.
+            values = torch.load(
+                source, map_location="cpu", weights_only=True, mmap=path is not None
+            )
     except pickle.UnpicklingError as error:
         raise UnsafeValuesError(_reason(error)) from error
     return map_leaves(values, decode_scalar)

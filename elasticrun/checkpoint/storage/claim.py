@@ -54,11 +54,7 @@ class Claim:
 
     @classmethod
     def decode(cls, data: bytes) -> Claim:
-        """Return what `encode` wrote.
-
-        Raises:
-            ValueError: It is something else.
-        """
+        """Return what `encode` wrote."""
         try:
             fields = json.loads(data)
             return cls(**{**fields, "owner": OwnerProcess(**fields["owner"])})
@@ -288,11 +284,7 @@ class _OwnerWatch:
 
 
 def newest_claim(objects: Objects) -> tuple[int, Claim | None]:
-    """Return the highest number and its claim; 0 and None if there never was any.
-
-    Raises:
-        OSError: It cannot be told.
-    """
+    """Return the highest number and its claim; 0 and None if there never was any."""
     number = max(claim_numbers(objects), default=0)
     while read_claim(objects, number + 1) is not None:  # A list may lag behind.
         number += 1
@@ -300,11 +292,7 @@ def newest_claim(objects: Objects) -> tuple[int, Claim | None]:
 
 
 def find_claimant(objects: Objects) -> OwnerProcess | None:
-    """Return who owns the place now, as far as its claim tells.
-
-    Raises:
-        OSError: It cannot be told.
-    """
+    """Return who owns the place now, as far as its claim tells."""
     _, claim = newest_claim(objects)
     return None if claim is None or claim.is_over or claim.is_old else claim.owner
 

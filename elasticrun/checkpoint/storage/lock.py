@@ -132,11 +132,7 @@ class DirectoryLock:
 
 
 def find_owner(directory: Path) -> OwnerProcess | None:
-    """Return who uses the directory now, without taking its lock.
-
-    Raises:
-        OSError: It cannot be told.
-    """
+    """Return who uses the directory now, without taking its lock."""
     path = directory / "lock"
     try:
         with io.FileIO(open_plain(str(path), os.O_RDONLY | os.O_CLOEXEC)) as file:
@@ -168,18 +164,26 @@ def in_use_error(place: Place, owner: object) -> CheckpointError:
 
 
 def _warn_of_others_who_can_write(directory: Path) -> None:
+    if found := find_others_who_can_write(directory):
+        warn_at_program(
+            f"{found} Whoever can change a checkpoint decides what the job computes.",
+            CheckpointWarning,
+        )
+
+
+def find_others_who_can_write(directory: Path) -> str:
+    """Return who else can write to a directory, and what ends that; or nothing."""
     status = os.stat(directory)
     if status.st_mode & stat.S_IWOTH:
         who, right = "everybody", "o-w"
     elif status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid):
         who, right = f"the group {_group_name(status.st_gid)}", "g-w"
     else:
-        return
-    warn_at_program(
+        return ""
+    return (
         f"{directory} can be written to by {who} (mode "
-        f"{stat.S_IMODE(status.st_mode):o}). Whoever can change a checkpoint decides "
-        f"what the job computes. Remove that right: chmod {right} {directory}",
-        CheckpointWarning,
+        f"{stat.S_IMODE(status.st_mode):o}). Remove that right: chmod {right} "
+        f"{directory}."
     )
 
 

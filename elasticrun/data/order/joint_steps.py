@@ -84,6 +84,8 @@ class JointSteps:
 @lru_cache(maxsize=1024)
 def divide_alike(sizes: tuple[int, ...], num_micro: int, world_size: int) -> bool:
     """Return whether each replica's micro-batches are the same share of all batches."""
+    if 0 in sizes:  # Whose padding weighs nothing anywhere.
+        return not any(sizes)
     if all(size % (world_size * num_micro) == 0 for size in sizes):
         return True
     first, *others = sizes

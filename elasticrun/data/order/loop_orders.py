@@ -201,8 +201,10 @@ class ListedOrder:
 def _order_of_lists(lists: Lists) -> Order:
     def order(places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the indices at places of one batch."""
-        number = int(places[0]) // ListedBatches.span
-        return lists(number)[places % ListedBatches.span]
+        batch = lists(int(places[0]) // ListedBatches.span)
+        if batch.size == 0:  # Then padding is read: the data set's first sample.
+            return np.zeros_like(places)
+        return batch[places % ListedBatches.span]
 
     return order
 

@@ -101,11 +101,10 @@ def _line_for(given: Any) -> str | None:
 
 
 def batch_at(batch_sampler: Any, number: int) -> NDArray[np.int64]:
-    """Return one of the user's batches.
+    """Return one of the user's batches, which may be empty.
 
     Raises:
         TypeError: It is no list of indices.
-        ValueError: It is empty.
     """
     batch = batch_sampler[number]
     if not hasattr(batch, "__len__"):
@@ -115,9 +114,7 @@ def batch_at(batch_sampler: Any, number: int) -> NDArray[np.int64]:
             "samples is given as sampler=, with a batch_size."
         )
     what = f"batch {number} of batch_sampler={type(batch_sampler).__name__}"
-    if len(batch) == 0:
-        raise ValueError(f"{what} is empty. Leave empty batches out.")
-    return _array_of(batch, what)
+    return _array_of(batch if len(batch) else [], what)  # An empty one has any type.
 
 
 def as_map(sampler: Any) -> Any:

@@ -84,7 +84,7 @@ def shares_of(
                 is_step=micro == len(runs) - 1,
                 num_read=len(run or padding),
                 advance=advance,
-                weight=len(run) * world_size / size,
+                weight=len(run) * world_size / max(size, 1),
             ),
         )
         for micro, run in enumerate(runs)

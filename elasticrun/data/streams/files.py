@@ -31,8 +31,10 @@ _without_end = operator.methodcaller("rstrip", "\r\n")
 
 def open_file(name: str) -> IO[bytes]:
     """Open a file or a URL to read, decompressed by the end of its name."""
-    if "://" not in name and not name.endswith((".gz", ".zst", ".bz2", ".xz")):
-        return open(name, "rb", opener=_open_regular)
+    if "://" not in name:
+        _check_plain(name)
+        if not name.endswith((".gz", ".zst", ".bz2", ".xz")):
+            return open(name, "rb")
     import fsspec
 
     file: Any = fsspec.open(name, "rb", compression="infer").open()
@@ -40,15 +42,13 @@ def open_file(name: str) -> IO[bytes]:
     return opened
 
 
-def _open_regular(name: str, flags: int) -> int:
-    descriptor = os.open(name, flags | os.O_NONBLOCK)  # A pipe would wait for a writer.
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
-    os.close(descriptor)
-    raise ElasticRunError(
-        f"{name} is no plain file, but a pipe, a device or a directory. Data is read "
-        "again after a restart, so it must be in a file."
-    )
+def _check_plain(name: str) -> None:
+    """Refuse a pipe, which would wait for a writer, and has data only once."""
+    if not stat.S_ISREG(os.stat(name).st_mode):
+        raise ElasticRunError(
+            f"{name} is no plain file, but a pipe, a device or a directory. Data is "
+            "read again after a restart, so it must be in a file."
+        )
 
 
 class _Member(tarfile.TarInfo):
@@ -298,6 +298,7 @@ class TokenFiles(Streams):
 
     def _tokens(self, stream: int) -> Any:
         name = self.names[stream]
+        _check_plain(name)
         if os.path.getsize(name) == 0:  # Which cannot be mapped.
             return np.empty(0, self._dtype)
         return np.memmap(name, self._dtype, mode="r")

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from elasticrun.launcher import environment, interpreter
@@ -39,7 +39,6 @@ class Starter:
     Args:
         imports: Modules that the script imports, for the forkserver to have.
         is_exec: Start a new interpreter for each replica instead of a fork.
-        variables: For the forkserver, where the environment has none of the name.
         say: Called with what the user should know.
         on_failure: Called when no replica can be started; `fork` tries again.
 
@@ -53,14 +52,12 @@ class Starter:
         *,
         imports: Sequence[str],
         is_exec: bool,
-        variables: Mapping[str, str] | None = None,
         say: Callable[[str], None],
         on_failure: Callable[[str], None],
     ) -> None:
         self._loop = loop
         self._imports = list(imports)
         self.is_exec = is_exec
-        self._variables = variables or {}
         self.outward = ""
         self._say = say
         self._on_failure = on_failure
@@ -98,7 +95,7 @@ class Starter:
         try:
             self._process, own = interpreter.start_helper(
                 "launcher.forks.forkserver",
-                {**self._variables, **environment.of_forkserver(is_bare=self.is_exec)},
+                environment.of_forkserver(is_bare=self.is_exec),
                 kind=socket.SOCK_SEQPACKET,
             )
         except OSError as error:

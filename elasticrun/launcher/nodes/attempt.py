@@ -24,7 +24,6 @@ class Attempt:
         own: This node's note.
         silent: Nodes of whom nothing is heard.
         is_awaited: Whether a node waits for the next round.
-        has_heard_request: Whether this node has passed on that one was requested.
         has_heard_trouble: Whether this node has passed on that others failed.
     """
 
@@ -36,8 +35,6 @@ class Attempt:
         self.own: Note = {}
         self.silent: set[int] = set()
         self.is_awaited = False
-        self._is_wait_list_prepared = True
-        self.has_heard_request = False
         self.has_heard_trouble = False
         self.hosts = dict(hosts)
         self._others = set(range(num_nodes)) - {node}
@@ -52,8 +49,6 @@ class Attempt:
                 self.hosts[node] = note["host"]
         self.silent = set(message["silent"])
         self.is_awaited = message["num_waiting"] > 0
-        num_waiting = max(message["num_waiting"], message["num_asked"])
-        self._is_wait_list_prepared = num_waiting <= message["num_prepared"]
 
     # Before the generation.
 
@@ -92,33 +87,6 @@ class Attempt:
         return [notes[node] for node in sorted(notes)]
 
     # While it runs.
-
-    def request_preparation(self, kind: str, cause: str) -> None:
-        """Ask all nodes to prepare for another generation, and say why."""
-        self.own.setdefault("prepare", {})[kind] = cause
-
-    def withdraw_request(self, kind: str) -> bool:
-        """Take such a request back, if it is there; return whether it was."""
-        return self.own.get("prepare", {}).pop(kind, None) is not None
-
-    @property
-    def requested_preparation(self) -> tuple[str, str] | None:
-        """The strongest such request of any node, with its cause."""
-        requests: dict[str, str] = {}
-        for node, note in sorted(self._notes.items()):
-            for kind, cause in note.get("prepare", {}).items():
-                who = "" if kind == JOIN else f"{self.label(node)}: "
-                requests[kind] = who + cause
-        requests.update(self.own.get("prepare", {}))
-        kind = max(requests, key=REASONS.index, default="")
-        return (kind, requests[kind]) if kind else None
-
-    @property
-    def is_prepared(self) -> bool:
-        """Whether new replicas wait on all nodes, on those that are to come as well."""
-        notes = (self.own, *self._notes.values())
-        is_prepared = all(note.get("is_prepared") for note in notes)
-        return is_prepared and self._is_wait_list_prepared
 
     def request_stop(self, kind: str, cause: str) -> None:
         """Ask all nodes to save and exit, unless this one has a stronger reason."""

@@ -35,6 +35,7 @@ from elasticrun.replicas.wire import Message
 
 _RETRY_SECONDS = 0.5
 _QUIET_SECONDS = 15.0
+_HAS_COME = "another node has come"
 
 
 class _NodePhase(enum.Enum):
@@ -82,7 +83,6 @@ class ManyNodes:
         self._verdict: Verdict | None = None
         self._lost_since: float | None = None
         self._num_waits = 0
-        self._request = ""  # Of those who run, while this node waits to join.
         self._why = ""  # The last try to meet the others has failed.
         self._is_host = False  # It serves the endpoint.
         self._is_leaving = False
@@ -133,45 +133,6 @@ class ManyNodes:
             offer=offer.encode(),
         )
         self._start_if_agreed()
-
-    @property
-    def has_request(self) -> bool:
-        """Whether any node has requested another generation."""
-        return (
-            self._phase is _NodePhase.RUNNING
-            and self._attempt.requested_preparation is not None
-        )
-
-    def request_preparation(self, kind: str, cause: str) -> None:
-        """Have all nodes let new replicas prepare; `on_prepared` follows."""
-        if self._phase is _NodePhase.RUNNING:
-            self._attempt.request_preparation(kind, cause)
-            self._note()
-            self._send({"type": "prepare"})
-
-    def withdraw_request(self, kind: str) -> None:
-        """Take such a request of this node back."""
-        if self._attempt.withdraw_request(kind):
-            self._note()
-
-    def note_prepared(self, is_prepared: bool = True) -> None:
-        """Tell the others whether the new replicas here wait for them."""
-        if self._phase is _NodePhase.RUNNING:
-            self._note(is_prepared=is_prepared)
-            self._stop_if_prepared()
-        elif is_prepared and self._request:  # It waits to join; the others count it.
-            self._send({"type": "prepared", "request": self._request})
-
-    def skip_preparation(self) -> None:
-        """Wait for nobody who prepares; `on_prepared` follows at once."""
-        requested = self._attempt.requested_preparation
-        if (
-            self.has_request
-            and requested is not None
-            and not self._attempt.stop_requests
-        ):
-            self.request_stop(*requested)
-            self._subscriber.on_prepared(requested[1])
 
     def request_stop(self, kind: str, cause: str) -> None:
         """Tell the others why all are to save and exit."""
@@ -229,8 +190,6 @@ class ManyNodes:
             self._on_failing(message["text"], is_usual=message["is_usual"])
         elif kind == "joined":
             self._on_joined(message)
-        elif kind == "prepare":
-            self._on_preparation_requested(message["request"])
         elif kind == "closed":
             self._subscriber.on_closed()
         elif kind != "alive":
@@ -249,7 +208,6 @@ class ManyNodes:
 
     def _join_next_round(self) -> None:
         self._phase = _NodePhase.JOINING
-        self._request = ""
         self._send({"type": "join"})
         text = (
             f"waiting at {self._settings.endpoint} for at least "
@@ -282,16 +240,7 @@ class ManyNodes:
 
         self._loop.call_later(_QUIET_SECONDS, say)
 
-    def _on_preparation_requested(self, request: str) -> None:
-        """Prepare to join: those who run wait for that."""
-        if self._phase is _NodePhase.JOINING:
-            self._request = request
-            self._subscriber.on_preparation_requested(
-                "the running replicas make room for this node"
-            )
-
     def _on_joined(self, message: Message) -> None:
-        self._request = ""
         self._num_nodes = message["num_nodes"]
         self._lost_since = None
         self._begin_attempt(0, node=message["node"], hosts={})
@@ -376,32 +325,14 @@ class ManyNodes:
     def _watch(self) -> None:
         attempt = self._attempt
         self._hear_stop_requests(*REASONS)
-        self._hear_preparation_requests()
+        if attempt.is_awaited and "stop" not in attempt.own:
+            self.request_stop(JOIN, _HAS_COME)
+            self._subscriber.on_stop_requested(JOIN, _HAS_COME)
         if attempt.silent and self._phase is _NodePhase.RUNNING:
             self._subscriber.on_broken(attempt.describe_silent())
         if attempt.has_trouble and not attempt.has_heard_trouble:
             attempt.has_heard_trouble = True
             self._subscriber.on_trouble_elsewhere(is_hang=attempt.is_hang)
-
-    def _hear_preparation_requests(self) -> None:
-        """Prepare for another generation if any node needs one."""
-        attempt = self._attempt
-        if not attempt.is_awaited:
-            self.withdraw_request(JOIN)
-        elif JOIN not in attempt.own.get("prepare", {}):
-            self.request_preparation(JOIN, "another node has come")
-        if attempt.requested_preparation is None:
-            if attempt.has_heard_request:
-                attempt.has_heard_request = False
-                self._subscriber.on_preparation_withdrawn()
-        elif not attempt.has_heard_request:
-            attempt.has_heard_request = True
-            self._subscriber.on_preparation_requested(attempt.requested_preparation[1])
-        self._stop_if_prepared()
-
-    def _stop_if_prepared(self) -> None:
-        if self._attempt.is_prepared:
-            self.skip_preparation()
 
     def _hear_stop_requests(self, *kinds: str) -> None:
         for kind, cause in self._attempt.new_stop_requests(*kinds):

@@ -55,11 +55,7 @@ class MeetingPlace:
         self.is_overruled = False
 
     def take(self) -> bool:
-        """Return whether this node is to serve, since nobody does.
-
-        Raises:
-            OSError: It cannot be told.
-        """
+        """Return whether this node is to serve, since nobody does."""
         try:
             self._storage.acquire(timeout=0)
         except CheckpointError as error:

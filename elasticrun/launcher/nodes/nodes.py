@@ -12,8 +12,7 @@ from elasticrun.launcher.verdict import Verdict
 LOOPBACK = "127.0.0.1"
 
 # Why a node may ask all to save and exit, the stronger reasons later: another share,
-# another node, to leave, and the end of the job. For the first two it may ask all
-# before that to let new replicas prepare.
+# another node, to leave, and the end of the job.
 SCALE = "scale"
 JOIN = "join"
 LEAVE = "leave"
@@ -147,15 +146,6 @@ class NodesSubscriber(Protocol):
     def on_round(self, round_: Round) -> None:
         """All members have made their offer: let the replicas go."""
 
-    def on_preparation_requested(self, cause: str) -> None:
-        """Another generation is to follow: let its replicas prepare."""
-
-    def on_preparation_withdrawn(self) -> None:
-        """No other generation is to follow any more."""
-
-    def on_prepared(self, cause: str) -> None:
-        """Its replicas wait on all nodes, or nobody waits for them: save and exit."""
-
     def on_stop_requested(self, kind: str, cause: str) -> None:
         """Another node asks all to save and exit."""
 
@@ -185,7 +175,6 @@ class OneNode:
 
     def __init__(self, subscriber: NodesSubscriber) -> None:
         self._subscriber = subscriber
-        self._requests: dict[str, str] = {}
         self.round: Round | None = None
 
     @property
@@ -199,27 +188,8 @@ class OneNode:
         self._subscriber.on_joined()
 
     def offer(self, offer: Offer) -> None:
-        self._requests.clear()
         self.round = plan_round([offer], 0, addresses=[LOOPBACK], interface="")
         self._subscriber.on_round(self.round)
-
-    @property
-    def has_request(self) -> bool:
-        return bool(self._requests)
-
-    def request_preparation(self, kind: str, cause: str) -> None:
-        self._requests[kind] = cause
-
-    def withdraw_request(self, kind: str) -> None:
-        self._requests.pop(kind, None)
-
-    def note_prepared(self, is_prepared: bool = True) -> None:
-        if is_prepared:
-            self.skip_preparation()
-
-    def skip_preparation(self) -> None:
-        for cause in self._requests.values():
-            self._subscriber.on_prepared(cause)
 
     def request_stop(self, kind: str, cause: str) -> None:
         pass

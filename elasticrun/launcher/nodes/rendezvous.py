@@ -34,7 +34,7 @@ from elasticrun.launcher import processes
 from elasticrun.launcher.nodes import endpoint
 from elasticrun.launcher.nodes.endpoint import OwnAddress
 from elasticrun.launcher.nodes.meeting import MeetingPlace
-from elasticrun.launcher.nodes.round_store import SILENT_SECONDS, RoundStore, WaitList
+from elasticrun.launcher.nodes.round_store import SILENT_SECONDS, RoundStore
 from elasticrun.replicas.store import serve_store
 from elasticrun.replicas.wire import Channel, Message
 
@@ -90,11 +90,8 @@ class Rendezvous:
         self._is_host = self._server is not None
         # A client that waits blocks its other users, so the handler has its own.
         self._store = self._new_client()
-        self._wait_list = WaitList(self._store, str(order["name"]))
-        self._requested = ""
         self._handler: Any = self._make_handler(self._new_client())
         self._round_store: RoundStore | None = None
-        self._token = ""
         self._attempt = 0
         self._joining: threading.Thread | None = None
         self._joined: Message | None = None
@@ -259,19 +256,12 @@ class Rendezvous:
     def _obey(self, message: Message) -> None:
         if message["type"] == "join":
             self._round_store, self._attempt, self._joined = None, 0, None
-            self._requested = ""
             self._joining = threading.Thread(target=self._join, daemon=True)
             self._joining.start()
         elif message["type"] == "note" and self._round_store is not None:
             self._round_store.put_note(self._attempt, message["note"])
         elif message["type"] == "attempt":
             self._attempt = message["attempt"]
-            # Nothing is requested before all have made their offers.
-            self._wait_list.request_preparation("")
-        elif message["type"] == "prepare":
-            self._wait_list.request_preparation(self._name_of_attempt)
-        elif message["type"] == "prepared":
-            self._wait_list.note("prepared", message["request"])
         elif message["type"] == "bye":
             self._leave(closes=message["closes"], is_hurried=message["is_hurried"])
             if self._meeting is not None:
@@ -288,18 +278,15 @@ class Rendezvous:
         if self._joined is not None:
             joined, self._joined, self._joining = self._joined, None, None
             if joined["type"] == "joined":
-                self._token = joined["token"]
                 self._round_store = RoundStore(
                     self._store,
-                    token=self._token,
+                    token=joined["token"],
                     node=joined["node"],
                     num_nodes=joined["num_nodes"],
                 )
             self._channel.send(joined)
         if self._round_store is None:
             self._tell("alive")
-            if self._joining is not None:
-                self._hear_request()
             return
         silent = self._round_store.beat()
         self._tell(
@@ -308,20 +295,7 @@ class Rendezvous:
             notes=self._round_store.read(self._attempt),
             silent=silent,
             num_waiting=self._handler.num_nodes_waiting(),
-            num_asked=self._wait_list.count("asked", self._name_of_attempt),
-            num_prepared=self._wait_list.count("prepared", self._name_of_attempt),
         )
-
-    @property
-    def _name_of_attempt(self) -> str:
-        return f"{self._token}/{self._attempt}"
-
-    def _hear_request(self) -> None:
-        requested = self._wait_list.requested
-        if requested and requested != self._requested:
-            self._requested = requested
-            self._wait_list.note("asked", requested)
-            self._tell("prepare", request=requested)
 
     def _join(self) -> None:
         """Become a member of the next round; in a thread, since it takes its time."""

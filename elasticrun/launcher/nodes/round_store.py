@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Literal
 
 from torch.distributed import TCPStore
 
 from elasticrun.launcher.nodes.attempt import Note
 
 SILENT_SECONDS = 8.0
-
-Answer = Literal["asked", "prepared"]
 
 
 class RoundStore:
@@ -78,39 +75,3 @@ class RoundStore:
             return {}
         values = self._store.multi_get(list(known.values()))
         return {other: bytes(v) for other, v in zip(known, values, strict=True)}
-
-
-class WaitList:
-    """Keys by which running nodes and those that wait to join hear of each other.
-
-    There is one request at a time: the name of the attempt that is to end once the
-    replicas of those who wait are prepared.
-
-    Args:
-        name: Of the job.
-    """
-
-    def __init__(self, store: TCPStore, name: str) -> None:
-        self._store = store
-        self._prefix = f"elasticrun/waiting/{name}"
-
-    def request_preparation(self, attempt: str) -> None:
-        """Have those who wait prepare; with an empty name, no more."""
-        self._store.set(f"{self._prefix}/prepare", attempt)
-
-    @property
-    def requested(self) -> str:
-        """The request, if there is one."""
-        return self._read(f"{self._prefix}/prepare")
-
-    def note(self, what: Answer, attempt: str) -> None:
-        """Tell that this node has heard such a request, or is prepared."""
-        self._store.add(f"{self._prefix}/{what}/{attempt}", 1)
-
-    def count(self, what: Answer, attempt: str) -> int:
-        """Return how many nodes have told so; the rendezvous may not count them yet."""
-        return int(self._read(f"{self._prefix}/{what}/{attempt}") or 0)
-
-    def _read(self, key: str) -> str:
-        """Return a value if it is there; to ask for another one would block."""
-        return self._store.get(key).decode() if self._store.check([key]) else ""

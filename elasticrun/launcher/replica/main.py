@@ -33,7 +33,6 @@ from elasticrun.launcher.replica.reporter import (
     rescued,
     why_no_rescue,
 )
-from elasticrun.replicas.open_files import allow_open_files, files_of_rank_0
 from elasticrun.replicas.process_end import (
     close_files,
     flush_files,
@@ -174,7 +173,6 @@ def _serve_store(order: Message, listeners: list[int]) -> Any:
         return None
     from elasticrun.replicas.store import serve_store
 
-    allow_open_files(files_of_rank_0(order["world_size"]))
     chosen = listeners.pop(-1 if order["is_outward"] else 0)
     for descriptor in listeners:
         os.close(descriptor)

@@ -150,7 +150,7 @@ class Reporter:
             "gpu_utilization": gpu_utilization,
             "num_forward_passes": job.num_forward_passes,
             "can_rescue": job.rescue is not None and job.rescue.is_on,
-            "no_rescue": "" if job.rescue is None else job.rescue.why_not,
+            "no_rescue": job.why_no_rescue,
             "failed_saves": job.num_failed_saves,
             "saved_at": None if newest is None else newest.time,
         }
@@ -238,7 +238,7 @@ def rescued() -> str:
 def why_no_rescue() -> str:
     """Return why this process has saved nothing after another one's death."""
     job = _find_job()
-    return "" if job is None or job.rescue is None else job.rescue.why_not
+    return "" if job is None else job.why_no_rescue
 
 
 def _find_job() -> Job | None:

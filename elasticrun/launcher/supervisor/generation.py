@@ -255,7 +255,7 @@ class Generation:
         return member
 
     def _on_line(self, member: Member, line: bytes, *, is_error: bool) -> None:
-        member.log.write(line, is_error=is_error)
+        member.log.write(line)
         member.has_dumped = member.has_dumped or _STACKS in line
         member.stack.take(line)
         self._audience.on_output(member.rank, line, is_error=is_error)
@@ -305,7 +305,7 @@ class Generation:
             while reader.is_open and reader.read():
                 continue
         for line in text.encode(errors="replace").splitlines(keepends=True):
-            member.log.write(line, is_error=True)
+            member.log.write(line)
 
     def _on_end(self, member: Member) -> None:
         now = time.monotonic()

@@ -83,6 +83,7 @@ def _variables(
     """Return what elasticrun sets for all replicas alike."""
     variables = {
         **environment.mark(),
+        **environment.hash_seed(),
         "OMP_NUM_THREADS": str(_num_threads(round_, inherited)),
         "ELASTICRUN_CHECKPOINT_DIR": str(options.checkpoint_dir),
         **options.variables,

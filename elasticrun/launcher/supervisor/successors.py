@@ -35,12 +35,10 @@ class Successors:
 
     Beside a generation they rehearse: they run their script up to where it needs the
     job, and wait there, unless a script has failed so once, or memory would not hold
-    both. They do so, too, while this node waits to take part, if the nodes that train
-    request it (`rehearse`). What they print is kept until their generation begins. One
-    that prints more than a MiB comes no further before that.
+    both. What they print is kept until their generation begins. One that prints more
+    than a MiB comes no further before that.
 
     Args:
-        most_patience: Seconds that a rehearsal may take at the most.
         orders: Makes their orders for a rehearsal, from their number.
         say: Called with what the user should know.
         on_ready: Called when all are there.
@@ -58,7 +56,6 @@ class Successors:
         starter: Starter,
         loop: EventLoop,
         *,
-        most_patience: float,
         orders: Callable[[int], list[Message]],
         say: Callable[[str], None],
         on_ready: Callable[[], None],
@@ -68,7 +65,6 @@ class Successors:
     ) -> None:
         self._starter = starter
         self._loop = loop
-        self._most_patience = most_patience
         self._orders = orders
         self._say = say
         self._on_ready = on_ready
@@ -80,7 +76,6 @@ class Successors:
         self._size = 0
         self._num_requests = 0
         self._use = _Use.NONE
-        self._is_told_to_rehearse = False
         self.is_rehearsing = False
         self.may_rehearse = True
         self._preparing: set[int] = set()  # Ranks that do not need the job so far.
@@ -142,15 +137,6 @@ class Successors:
         if self._can_rehearse(beside.size, beside, otherwise="there are no spares"):
             self._request_fork(beside.size, _Use.SPARES, beside)
 
-    def rehearse(self) -> None:
-        """Run their scripts, while a generation trains on other nodes."""
-        if not self.is_rehearsing and self.may_rehearse:
-            self._is_told_to_rehearse = True
-            if self.is_ready:
-                self._begin_rehearsal()
-        elif not self._preparing:
-            self._on_may_stop()
-
     def offer(self) -> list[WaitingReplica]:
         """Return them; until `take` they wait for the others' offers."""
         self.offered = self._release()
@@ -175,7 +161,6 @@ class Successors:
         self._end_rehearsal()
         released, self._replicas = self._replicas, []
         self._use = _Use.NONE
-        self._is_told_to_rehearse = False
         return released
 
     def _can_rehearse(self, size: int, beside: Generation, *, otherwise: str) -> bool:
@@ -198,7 +183,7 @@ class Successors:
                 discard_all(replicas)
                 return
             self._replicas = replicas
-            if self._is_told_to_rehearse or (beside is not None and beside.running):
+            if beside is not None and beside.running:
                 self._begin_rehearsal()
             elif beside is None:
                 self._on_may_stop()
@@ -210,7 +195,6 @@ class Successors:
 
     def _begin_rehearsal(self) -> None:
         limit = max(_LEAST_LIMIT, _STARTS_IN_LIMIT * self._longest_start)
-        limit = min(limit, self._most_patience)
         why = (
             "not all new replicas came to the line that needs the job within "
             f"{limit:.0f} s"

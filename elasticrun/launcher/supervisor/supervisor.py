@@ -8,10 +8,10 @@ launcher's one thread, called back by its loop; in brackets, who works meanwhile
     TRAINING       `Takeover.prepare`: successors are forked [the forkserver]; they run
                    their script beside the generation, up to where it needs the job, and
                    wait there [their main threads]
-    STOPPING       `on_prepared`: on all nodes all of them wait, so the generation is
-                   asked to save and exit [rank 0's reporter thread asks its job, the
-                   watchers of all replicas agree on a boundary, their main threads save
-                   there and exit]
+    STOPPING       `_on_prepared`: all of them wait, or there are other nodes, so the
+                   generation is asked to save and exit [rank 0's reporter thread asks
+                   its job, the watchers of all replicas agree on a boundary, their main
+                   threads save there and exit]
     JUDGING        `on_all_ended`: the kernel has said of each that it has; the nodes
                    tell each other how
     GATHERING      `on_verdict`: this node asks to join the next generation
@@ -35,7 +35,7 @@ from elasticrun.launcher.forks.imports import imports_of
 from elasticrun.launcher.forks.starter import Starter
 from elasticrun.launcher.forks.waiting import WaitingReplica
 from elasticrun.launcher.nodes.many_nodes import nodes_of
-from elasticrun.launcher.nodes.nodes import END, LEAVE, Offer, Round
+from elasticrun.launcher.nodes.nodes import END, LEAVE, SCALE, Offer, Round
 from elasticrun.launcher.options import Options
 from elasticrun.launcher.replica.functions import remove_results
 from elasticrun.launcher.supervisor.crashes import CrashBook
@@ -121,10 +121,10 @@ class Supervisor:
             options,
             loop,
             starter=self._starter,
-            nodes=self.nodes,
             console=console,
             reports=self.reports,
             on_ready=self._join_round,
+            on_prepared=self._on_prepared,
         )
         self.successors = self.takeover.successors
 
@@ -240,6 +240,14 @@ class Supervisor:
         self._grace = min(self._grace, left)
 
     # From one generation to the next.
+
+    def _on_prepared(self, cause: str) -> None:
+        """Have the running generation save and exit for one of another size."""
+        if self.options.nodes is not None:
+            self._say_all_save(cause)
+            self.nodes.request_stop(SCALE, cause)
+        cause = f"a rescaling to {counted(self.takeover.size, 'replica')}"
+        self._ask_to_stop(Stop.SCALE, cause)
 
     def _ask_to_stop(self, stop: Stop, cause: str) -> None:
         """Have the generation save and exit; it may have been asked, or have ended."""
@@ -380,27 +388,6 @@ class Supervisor:
         self.nodes.note_trouble()
 
     # What is heard from the other nodes.
-
-    def on_preparation_requested(self, cause: str) -> None:
-        """Prepare successors for a generation with other nodes."""
-        if self._phase is Phase.GATHERING:
-            self._console.event(f"{cause}: new replicas prepare here as well")
-            self.successors.rehearse()
-        else:
-            self.takeover.on_preparation_requested(cause)
-
-    def on_preparation_withdrawn(self) -> None:
-        """Let the running generation go on: nobody needs another one any more."""
-        self.takeover.on_preparation_withdrawn()
-
-    def on_prepared(self, cause: str) -> None:
-        """Have the running generation save and exit: its successors are ready."""
-        if self.takeover.is_preparing:
-            if self.options.nodes is not None:
-                self._say_all_save(cause)
-            if self.takeover.is_rescaling:
-                cause = f"a rescaling to {counted(self.takeover.size, 'replica')}"
-            self._ask_to_stop(Stop.SCALE, cause)
 
     def _say_all_save(self, cause: str) -> None:
         self._console.event(f"{cause}: saving at the next boundary, on all nodes")

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 
 from elasticrun.errors import counted
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks.starter import Starter
-from elasticrun.launcher.nodes.many_nodes import Nodes
-from elasticrun.launcher.nodes.nodes import SCALE
 from elasticrun.launcher.options import (
     OptionError,
     Options,
     check_batch,
-    check_open_files,
     check_processors,
 )
 from elasticrun.launcher.supervisor.generation import Generation
@@ -28,13 +24,15 @@ from elasticrun.launcher.terminal.console import Console
 class Takeover:
     """Decides when the running generation stops for its successors.
 
-    The generation does not know of them. Either they are ready on all nodes, and the
-    supervisor asks the generation to save and exit; or nobody needs them any more, or
-    one of them fails, and it trains on. While no other generation is asked for, the
+    The generation does not know of them. Either they are ready, and the supervisor asks
+    it to save and exit; or nobody needs them any more, or one of them fails, and it
+    trains on. Among nodes it stops at once. While no other generation is asked for, the
     successors are spares, if the job has any.
 
     Args:
         on_ready: Called when all successors are there.
+        on_prepared: Called with the reason when the running generation is to save and
+            exit.
 
     Attributes:
         size: How many replicas the next generation gets on this node.
@@ -49,25 +47,23 @@ class Takeover:
         loop: EventLoop,
         *,
         starter: Starter,
-        nodes: Nodes,
         console: Console,
         reports: ReplicaReports,
         on_ready: Callable[[], None],
+        on_prepared: Callable[[str], None],
     ) -> None:
         self.size = options.replicas.initial
         self.is_preparing = False
         self._options = options
         self._loop = loop
         self._starter = starter
-        self._nodes = nodes
         self._console = console
         self._reports = reports
+        self._on_prepared = on_prepared
         self._generation: Generation | None = None  # Unless it was asked to stop.
         self.successors = Successors(
             starter,
             loop,
-            # A node that waits to join gives up after a time.
-            most_patience=options.nodes.patience / 2 if options.nodes else math.inf,
             orders=lambda size: rehearsal_orders(options, size),
             say=reports.tell,
             on_ready=on_ready,
@@ -100,11 +96,13 @@ class Takeover:
             self.successors.prepare(self.size)
             return
         self.is_preparing = True
-        if self.is_rescaling:
-            text = _describe(generation.size, self.size)
-            self._nodes.request_preparation(SCALE, text)
-        self._nodes.note_prepared(False)
+        if self._options.nodes is not None:
+            self._stop_generation()
         self.successors.prepare(self.size, beside=generation)
+
+    def _stop_generation(self) -> None:
+        assert self._generation is not None
+        self._on_prepared(_describe(self._generation.size, self.size))
 
     def scale(
         self,
@@ -133,7 +131,6 @@ class Takeover:
         num_running = generation.size if generation is not None else 0
         if self.is_preparing and size == num_running:
             return self._stay()
-        check_open_files(size)
         if size > self.size and not is_forced:
             self._check_use(size, generation, elsewhere)
         before, self.size = self.size, size
@@ -159,12 +156,8 @@ class Takeover:
     def _stay(self) -> str:
         """Cancel a rescaling of which the running generation knows nothing yet."""
         assert self._generation is not None
-        before, self.size = self.size, self._generation.size
-        self._nodes.withdraw_request(SCALE)
-        if self._nodes.has_request:
-            self.prepare()
-        else:
-            self._call_off()
+        before = self.size
+        self._call_off()
         text = f"staying at {counted(self.size, 'replica')}, not {before}"
         self._console.event(text)
         return text
@@ -172,31 +165,11 @@ class Takeover:
     def give_up(self) -> None:
         """Discard the successors, since not all of them can be started."""
         self.successors.discard()
-        if self.is_preparing:
-            self.is_preparing = False
-            self._nodes.withdraw_request(SCALE)
-
-    def on_preparation_requested(self, cause: str) -> None:
-        """Prepare for a generation with other nodes."""
-        if self._generation is not None and not self.is_preparing:
-            self._console.event(
-                f"{cause}: new replicas prepare beside the running ones"
-            )
-            self.prepare()
-
-    def on_preparation_withdrawn(self) -> None:
-        """Let the running generation go on: no node needs another one any more."""
-        if self.is_preparing:
-            self._console.event(
-                "the change is no longer wanted; the running replicas go on"
-            )
-            self._call_off()
+        self.is_preparing = False
 
     def _call_off(self) -> None:
         assert self._generation is not None
         self.is_preparing = False
-        self._nodes.withdraw_request(SCALE)
-        self._nodes.note_prepared(False)
         self._discard_successors()
         self.size = self._generation.size
         self._keep_spares()
@@ -228,29 +201,20 @@ class Takeover:
     # What is heard from the successors.
 
     def _on_may_stop(self) -> None:
-        """Tell the nodes that they wait, or stop the generation for them at once."""
-        if self.is_preparing and not self.successors.is_rehearsing:
-            self._nodes.skip_preparation()
-        elif self.is_preparing or self._generation is None:
-            self._nodes.note_prepared()
+        """Stop the generation for them: they wait, or cannot run beside it."""
+        if self.is_preparing:
+            self._stop_generation()
 
     def _on_too_slow(self, why: str) -> None:
         """Stop the running generation: they may never be ready beside it."""
         if self.is_preparing:
             self._reports.tell(f"{why}; the running replicas stop for them now")
-            self._nodes.skip_preparation()
+            self._stop_generation()
 
     def _on_failed(self, why: str) -> None:
-        """Let the running generation go on, unless it was asked to stop.
-
-        Among nodes it stops at once: another one may need the next generation.
-        """
+        """Let the running generation go on, unless it was asked to stop."""
         may_rehearse = self.successors.may_rehearse
-        if self.is_preparing and self._options.nodes is not None:
-            why = f"a new replica failed, so the running ones stop first. It was {why}"
-            self._reports.tell(why)
-            self.successors.prepare(self.size)
-        elif self.is_preparing:
+        if self.is_preparing:
             self._call_off()
             first = "" if may_rehearse else "; the next rescaling stops them first"
             why = (

@@ -14,7 +14,6 @@ from typing import Any
 from elasticrun.checkpoint.storage.place import Place, parse_place
 from elasticrun.errors import NO_JOB, REFUSED, ElasticRunError
 from elasticrun.launcher.talk import sockets
-from elasticrun.launcher.talk.started import Started, started_lately
 from elasticrun.replicas.wire import Channel, Message, WireError
 
 _ANSWER_SECONDS = 5.0
@@ -33,7 +32,7 @@ class NoSuchJobError(JobError):
 
 
 class SilentJobError(JobError):
-    """A launcher listens but says nothing; what is known of it was noted at its start.
+    """A launcher listens but says nothing, not even the job's name.
 
     Attributes:
         pid: The launcher's process.
@@ -41,23 +40,25 @@ class SilentJobError(JobError):
     """
 
     def __init__(self, pid: int) -> None:
-        noted = [each for each in started_lately() if each.pid == pid]
-        self._job = noted[0] if noted else Started("job", pid, "")
         self.pid = pid
-        self.title = _title(self._job)
+        try:
+            self._started_in = os.readlink(f"/proc/{pid}/cwd")
+        except OSError:  # It has ended, or is of another container.
+            self._started_in = "another place"
+        self.title = f"the job ({pid}) that was started in {self._started_in}"
         super().__init__(
             f"{self.title} does not answer (suspended, or its output is blocked)",
             exit_code=REFUSED,
         )
 
     def is_called(self, name: str) -> bool:
-        """Return whether it has this name, process number or directory."""
-        return _is_called(self._job, name)
+        """Return whether it has this process number."""
+        return name == str(self.pid)
 
     @property
     def is_here(self) -> bool:
-        """Whether it belongs to the working directory."""
-        return _is_here(self._job)
+        """Whether it was started in the working directory."""
+        return self._started_in == os.getcwd()
 
     def stop(self, *, is_now: bool = False) -> Iterator[str]:
         """Send the launcher what it reads once it runs again; yield what happens.
@@ -111,23 +112,21 @@ class JobConnection:
     @property
     def title(self) -> str:
         """What to call it: its name, process and directory."""
-        return _title(self._job)
+        return f"{self.status['job']} ({self.pid}) in {self.status['checkpoint_dir']}"
 
     def is_called(self, name: str) -> bool:
         """Return whether it has this name, process number or directory."""
-        return _is_called(self._job, name)
+        if name in (self.status["job"], str(self.pid)):
+            return True
+        checkpoints = os.path.realpath(self.status["checkpoint_dir"])
+        return checkpoints in map(os.path.realpath, places_meant(name))
 
     @property
     def is_here(self) -> bool:
         """Whether it was started in this directory, or keeps its checkpoints here."""
-        return _is_here(self._job)
-
-    @property
-    def _job(self) -> Started:
-        said = self.status
-        return Started(
-            said["job"], self.pid, said["checkpoint_dir"], said["started_in"]
-        )
+        checkpoints = os.path.realpath(self.status["checkpoint_dir"])
+        places = self.status["started_in"], checkpoints, os.path.dirname(checkpoints)
+        return os.getcwd() in places
 
     @property
     def has_ended(self) -> bool:
@@ -159,12 +158,6 @@ class JobConnection:
             JobError: It ended without saving what was trained, and was to.
         """
         return self._end("stop", is_now=is_now)
-
-    def wait(self) -> None:
-        """Wait until the launcher hangs up, as it does when it ends."""
-        self._channel.connection.settimeout(None)
-        while self._channel.receive_one() is not None:
-            continue
 
     def leave(self) -> Iterator[str]:
         """Save and end on this node, as `stop` does on all."""
@@ -247,7 +240,10 @@ def find_job(name: str | None) -> JobConnection:
                 job.close()
     if not found:
         what = "job" if name is None else f"job {name!r}"
-        raise NoSuchJobError(f"no {what} of this user is running", exit_code=NO_JOB)
+        text = "".join(f"; {each}" for each in silent)
+        raise NoSuchJobError(
+            f"no {what} of this user is running{text}", exit_code=NO_JOB
+        )
     if isinstance(found[0], SilentJobError):
         raise found[0]
     return found[0]
@@ -283,23 +279,3 @@ def places_meant(word: str) -> list[Place]:
     with contextlib.suppress(ValueError):
         return [parse_place(text) for text in texts]
     return []
-
-
-def _title(job: Started) -> str:
-    where = f" in {job.checkpoint_dir}" if job.checkpoint_dir else ""
-    return f"{job.job} ({job.pid}){where}"
-
-
-def _is_called(job: Started, name: str) -> bool:
-    if name in (job.job, str(job.pid)):
-        return True
-    return bool(job.checkpoint_dir) and any(
-        os.path.realpath(place) == os.path.realpath(job.checkpoint_dir)
-        for place in places_meant(name)
-    )
-
-
-def _is_here(job: Started) -> bool:
-    here = os.getcwd()
-    checkpoints = os.path.realpath(job.checkpoint_dir)
-    return here in (job.started_in, checkpoints, os.path.dirname(checkpoints))

@@ -1,16 +1,13 @@
-"""ER501 to ER504, ER506: data, seeds, orders and sizes that differ between starts."""
+"""ER501 to ER504: data, seeds, orders and sizes that differ between starts."""
 
 from __future__ import annotations
 
-import ast
-import re
 from collections.abc import Iterator
 
 from elasticrun.lint import roles
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
-from elasticrun.lint.graph import Spot
-from elasticrun.lint.naming import last_name, named, written
+from elasticrun.lint.naming import named
 from elasticrun.lint.program import Walked, in_words
 from elasticrun.lint.values import UNFIXED, Value, taints_of
 
@@ -29,10 +26,6 @@ ER503 = Rule(
 ER504 = Rule(
     "ER504 E sampler that can only be iterated",
     help="give it shuffle=True, WeightedDraws, LengthGroups, RandomWindows or a list",
-)
-ER506 = Rule(
-    "ER506 W order of a set of texts, or of a folder",
-    help="sort it: sorted(...)",
 )
 
 _SIZES = named(
@@ -156,86 +149,4 @@ def _is_only_iterated(value: Value) -> bool:
     return is_used_up or roles.is_iterated_sampler(value.name)
 
 
-_TEXTS = re.compile(
-    r"word|token|char|text|str\b|string|name|vocab|letter|tag|\.split\(|key|path|file|"
-    r"label|categor|class|speaker|species|lang|gram|corpus|symbol|title|'",
-    re.IGNORECASE,
-)
-_UNORDERED = named("len set frozenset sorted min max any all Counter")
-
-
-def _orders(program: Walked) -> Iterator[Finding]:
-    """Yield where the order of a set becomes one of numbers or samples."""
-    for event in program.events("ordered"):
-        module, node = event.step.module, event.at
-        if program.zone(event.step) in ("", "D") or "HASHSEED" in module.text:
-            continue
-        text = event.text + _given(event)
-        is_of_texts = "text" in event.taints or _TEXTS.search(text)
-        if not is_of_texts or not _keeps_order(event):
-            continue
-        message = (
-            "a set of texts has another order in each process, so replicas and "
-            "restarts number them differently"
-        )
-        yield program.finding(ER506, Spot(node, event.step), message)
-
-
-def _given(event: Event) -> str:
-    """Return what the function is given that makes a set, as the program writes it."""
-    call = event.step.call.at if event.step.call is not None else None
-    given = call.args if isinstance(call, ast.Call) else []
-    return " ".join(written(e) for e in given if not isinstance(e, ast.Constant))
-
-
-_LISTING = named("listdir glob iglob rglob iterdir scandir")
-
-
-def _folders(program: Walked) -> Iterator[Finding]:
-    """Yield where a data set takes its samples as a folder happens to list them."""
-    for cls in program.walk.classes:
-        if cls.role != "dataset" and "__getitem__" not in cls.methods:
-            continue
-        called = {last_name(each.func) for each in _unsorted(cls.node)}
-        beside = getattr(cls.module.tree, "body", ())
-        functions = (e for e in beside if isinstance(e, ast.FunctionDef))
-        for part in [cls.node, *(e for e in functions if e.name in called)]:
-            for each in _unsorted(part):
-                if written(each.func) == "os.walk" or last_name(each.func) in _LISTING:
-                    message = (
-                        "a folder is listed in any order, so samples or classes may "
-                        "have other numbers on another machine"
-                    )
-                    yield program.finding(ER506, program.spot_in(cls, each), message)
-
-
-def _unsorted(part: ast.stmt) -> list[ast.Call]:
-    """Return the calls in a class or function whose results nothing sorts there."""
-    text = ast.unparse(part)
-    is_function = isinstance(part, ast.FunctionDef)
-    if ".sort(" in text or (is_function and "sorted(" in text):
-        return []
-    calls = [each for each in ast.walk(part) if isinstance(each, ast.Call)]
-    sorting = (each for each in calls if last_name(each.func) in _UNORDERED)
-    fixed = {node for each in sorting for node in ast.walk(each)}
-    return [each for each in calls if each not in fixed]
-
-
-def _keeps_order(event: Event) -> bool:
-    node, statement = event.at, event.step.node
-    if isinstance(node, ast.For):
-        return any(
-            last_name(each.func) in ("append", "len") or "+=" in written(statement)
-            for each in ast.walk(node)
-            if isinstance(each, ast.Call)
-        )
-    targets = statement.targets if isinstance(statement, ast.Assign) else []
-    if any(f"{written(each)}.sort(" in event.step.module.text for each in targets):
-        return False
-    calls = (each for each in ast.walk(statement) if isinstance(each, ast.Call))
-    return not any(
-        node in each.args and last_name(each.func) in _UNORDERED for each in calls
-    )
-
-
-CHECKS = (_unseeded, _seeds, _sizes, _samplers, _orders, _folders)
+CHECKS = (_unseeded, _seeds, _sizes, _samplers)

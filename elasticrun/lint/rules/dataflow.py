@@ -31,7 +31,7 @@ _KEPT = named(
     "model param optimizer param_groups group ext module loader plain_loader "
     "tracker file opaque scheduler ema scaler"
 )
-# What a later start makes again; of iterators ER203 and ER207 speak.
+# What a later start makes again; of iterators ER207 speaks.
 _ANEW = ("iterator", "file", "opaque")
 
 

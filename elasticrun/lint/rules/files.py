@@ -1,4 +1,4 @@
-"""ER104 to ER106, ER113 to ER115: what starts and replays do to files again."""
+"""ER104 to ER106, ER114, ER115: what starts and replays do to files again."""
 
 from __future__ import annotations
 
@@ -23,10 +23,6 @@ ER105 = Rule(
 ER106 = Rule(
     "ER106 W rename, removal or creation that cannot be repeated",
     help="ask first whether it is still to do, or do it after the last loop",
-)
-ER113 = Rule(
-    "ER113 W file or port changed beside a running generation",
-    help="put it below elasticrun.init(), or under `if elasticrun.rank() == 0:`",
 )
 ER114 = Rule(
     "ER114 W rows appended again after a kill",
@@ -147,8 +143,8 @@ def _names(program: Walked) -> Iterator[Finding]:
         is_read = event.what == "opened" and event.how[:1] not in ("w", "a", "x")
         if is_read or not program.is_before_epochs(event):
             continue
-        found: Event | Spot | None = _next_free(event)
-        if found is None and {"time", "entropy"} & event.given.taints:
+        found: Event | Spot | None = None
+        if {"time", "entropy"} & event.given.taints:
             found = _named_by(program, event, asked)
         if found is not None:
             message = "each start, and each replica, gives its output another name"
@@ -173,17 +169,6 @@ def _named_by(program: Walked, event: Event, asked: list[Event]) -> Event | Spot
 def _names_in(node: ast.AST) -> set[str]:
     each = (e for e in ast.walk(node) if isinstance(e, ast.Name | ast.Attribute))
     return {written(e) for e in each}
-
-
-def _next_free(event: Event) -> Event | None:
-    """Return a folder that is made under the first name that is not there yet."""
-    is_free = any(
-        "exists" in guard.taints and guard.function is event.step.guards[-1].function
-        for guard in event.step.guards
-    )
-    is_made = event.name.endswith(("mkdir", "makedirs"))
-    is_searched = any(isinstance(each, ast.While) for each in event.turns)
-    return event if is_free and is_made and is_searched else None
 
 
 def _moved(program: Walked, event: Event) -> Iterator[Finding]:
@@ -247,25 +232,4 @@ def is_made_just_before(event: Event) -> bool:
     )
 
 
-def _beside(program: Walked) -> Iterator[Finding]:
-    """Yield what happens before the first call that needs the job, if there is one."""
-    events = program.walk.events
-    first = next((n for n, each in enumerate(events) if each.what == "job"), 0)
-    for event in events[:first]:
-        if _disturbs(event) and not is_checked(event.step):
-            message = (
-                f"{event.name or 'open'} before the job is made: the next replicas run "
-                "it while the others train"
-            )
-            yield program.finding(ER113, event, message)
-
-
-def _disturbs(event: Event) -> bool:
-    if event.what == "moved":
-        return "exist_ok" not in keywords_of(event.at)
-    if event.what == "opened":
-        return event.how[:1] in ("w", "a", "x") and not event.name  # that of a log
-    return event.what in ("port", "saved")
-
-
-CHECKS = (_files, _beside, _names)
+CHECKS = (_files, _names)

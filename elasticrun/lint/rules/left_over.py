@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop, Read, Step, ValuePlace, Write
-from elasticrun.lint.program import Walked, doubts, is_once
+from elasticrun.lint.program import doubts, is_once
 from elasticrun.lint.rules.dataflow import PARTIAL, Dataflow, steps_of
 
 ER202 = Rule(
@@ -15,7 +15,7 @@ ER202 = Rule(
     help="keep the sum in an Accumulator",
 )
 ER211 = Rule(
-    "ER211 W plain DataLoader in an elastic epoch",
+    "ER211 W plain DataLoader trains in an elastic epoch",
     help="make it an AdaptiveDataLoader",
 )
 ER302 = Rule(
@@ -166,7 +166,7 @@ def _guards_optimizer(read: Read) -> bool:
 
 
 def _plain(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:
-    """Yield a plain loader's loop; it is a hint if all that comes of it is shown."""
+    """Yield the loop over a plain loader that trains in an epoch."""
     program, graph, epoch = flow.program, flow.program.graph, loop.epoch
     if epoch is None or loop.outer is not None or is_once(loop.step):
         return
@@ -176,37 +176,14 @@ def _plain(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:
 
     inside = graph.forward([loop.step], is_within)
     inside &= graph.backward([loop.step], is_within)
-    sums = {
-        write.place
-        for step in inside
-        for write in step.writes
-        if write.how in PARTIAL and flow.is_volatile(write.place)
-    }
-    own = (read for place in sums for read in flow.reads.get(place, ()))
-    reads = flow.leads_to(read for read in own if read.step not in inside)
     # What all replicas add to an Accumulator is added so many times.
     noted = program.events("trained", "backward", "added")
-    trains = any(event.step in inside for event in noted)
-    if not any(each.sure for each in program.zones.loops_of(epoch)):
-        if trains:
-            yield _trained(program, loop)
-        return
-    decides = any(each.sink.kind in ("test", "optimizer") for each in reads)
-    is_last = program.zone(loop.step) == "C"  # and may be left out without a harm
-    is_shown = not trains and not decides and (bool(reads) or is_last)
-    message = (
-        f"loop over the plain DataLoader {loop.text} in an epoch with elastic loaders; "
-        "each replica runs all of it, and a restart runs it again"
-    )
-    yield program.finding(ER211, loop, message, doubts=int(is_shown))
-
-
-def _trained(program: Walked, loop: DataLoop) -> Finding:
-    """Return a finding at the loader; at its loop if only that is in the script."""
-    made = program.made(loop.loader)
-    own = (each for each in (made, loop) if each.step.module is program.walk.root)
-    message = (
-        f"the loop over the plain DataLoader {loop.text} trains in an elastic epoch: "
-        "every replica gets all its samples, and a restart begins with the first"
-    )
-    return program.finding(ER211, next(own, made), message)
+    if any(event.step in inside for event in noted):
+        made = program.made(loop.loader)
+        own = (each for each in (made, loop) if each.step.module is program.walk.root)
+        message = (
+            f"the loop over the plain DataLoader {loop.text} trains in an elastic "
+            "epoch: every replica gets all its samples, and a restart begins with the "
+            "first"
+        )
+        yield program.finding(ER211, next(own, made), message)

@@ -1,4 +1,4 @@
-"""ER002, ER203, ER206, ER207: loops that a restart cannot enter where they were."""
+"""ER002, ER206, ER207: loops that a restart cannot enter where they were."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop, EpochLoop, Spot, Step, WalkedLoop
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
-from elasticrun.lint.values import Value, elastic_loaders_in
+from elasticrun.lint.values import elastic_loaders_in
 
 ER002 = Rule(
     "ER002 W looks elastic, but the epoch loop is range()",
     help="write `for epoch in remaining_epochs_until(n):`",
-)
-ER203 = Rule(
-    "ER203 E loops over elastic loaders that overlap",
-    help="loop over CombinedLoader([a, b]), or over one loader behind the other",
 )
 ER206 = Rule(
     "ER206 E bound of epochs or steps is a total, and already reached",
@@ -31,91 +27,52 @@ ER207 = Rule(
 
 
 def _bounds(program: Walked) -> Iterator[Finding]:
-    """Yield loops of epochs or steps whose bound is reached before they begin."""
+    """Yield loops whose bound is reached in the first turn of a plain loop around."""
     steps = [each for each in program.graph.loops if each.loader.kind == "steps"]
-    loops: list[WalkedLoop] = [*program.graph.epochs, *steps]
-    for index, loop in enumerate(loops):
-        what = "epoch" if isinstance(loop, EpochLoop) else "step"
-        turn = _turn_again(program, loop)
-        earlier = [each for each in loops[:index] if _reaches(program, each, loop)]
-        if turn is not None:
-            message = (
-                f"the bound of this {what} loop is a total: only the first turn of the "
-                f"loop at line {getattr(turn, 'lineno', 0)} has any {what}s"
-            )
-        elif earlier:
-            message = (
-                f"the bound of this {what} loop is a total, and the loop at line "
-                f"{earlier[0].line} reaches it already"
-            )
-        else:
-            continue
-        yield program.finding(ER206, loop, message)
+    loops: list[EpochLoop | DataLoop] = [*program.graph.epochs, *steps]
+    for loop in loops:
+        turns = [*([loop.epoch.at] if loop.epoch is not None else []), *loop.turns]
+        for around in turns[-1:]:
+            if _is_fixed(loop, around) and _is_entered_again(program, loop, around):
+                what = "epoch" if isinstance(loop, EpochLoop) else "step"
+                message = (
+                    f"the bound of this {what} loop is a total: only the first turn of "
+                    f"the loop at line {getattr(around, 'lineno', 0)} has any {what}s"
+                )
+                yield program.finding(ER206, loop, message)
 
 
-def _total(loop: WalkedLoop) -> int | None:
-    """Return a loop's constant bound, if its turns can be counted where it stands."""
-    bound: Value | None = None
-    if isinstance(loop, EpochLoop):
-        bound = loop.bound_value if loop.epoch is None else None
-    elif isinstance(loop, DataLoop) and loop.outer is None:
-        bound = loop.loader.parts[0]
-    total = bound.constant if bound is not None else None
-    return total if isinstance(total, int) else None
-
-
-def _reaches(program: Walked, first: WalkedLoop, second: WalkedLoop) -> bool:
-    """Return whether a loop takes all turns that a later one could take."""
-    known, total = _total(first), _total(second)
-    if type(first) is not type(second) or known is None or total is None:
-        return False
-    return total <= known and second.step in program.graph.forward([first.step])
-
-
-def _turn_again(program: Walked, loop: WalkedLoop) -> ast.AST | None:
-    """Return the loop around whose later turns find the bound reached.
-
-    A loop that is entered again only after an error continues where it was left.
-    """
-    around = [*([loop.epoch.at] if loop.epoch is not None else []), *loop.turns]
-    bound = loop.bound if isinstance(loop, EpochLoop) else None
-    is_fixed = _total(loop) is not None or isinstance(bound, ast.Name | ast.Attribute)
-    if not around or not is_fixed or _may_change(loop, bound, around[-1]):
-        return None
-    handled = {
-        id(node)
-        for each in ast.walk(around[-1])
-        if isinstance(each, ast.ExceptHandler)
-        for node in ast.walk(each)
-    }
-    after = program.graph.forward(
-        [loop.step], lambda step: id(step.node) not in handled
-    )
-    return around[-1] if any(each.node is around[-1] for each in after) else None
-
-
-def _may_change(loop: WalkedLoop, bound: ast.expr | None, turn: ast.AST) -> bool:
-    """Return whether later turns of the loop around may have another bound."""
-    if bound is None:
-        return False
-    inside = list(ast.walk(turn))
+def _is_fixed(loop: EpochLoop | DataLoop, around: ast.AST) -> bool:
+    """Return whether a loop has the same bound in each turn of the one around."""
+    if isinstance(loop, DataLoop):
+        return isinstance(loop.loader.parts[0].constant, int)
+    if not isinstance(loop.bound, ast.Name | ast.Attribute):
+        return isinstance(loop.bound, ast.Constant)
+    inside = set(ast.walk(around))
     changed = {
         written(each)
         for each in inside
         if isinstance(each, ast.Name | ast.Attribute)
         and isinstance(each.ctx, ast.Store)
     }
-    names = {each.id for each in ast.walk(bound) if isinstance(each, ast.Name)}
-    is_given = loop.at not in inside  # to a function, in variables of its own
-    own = {each for each in names if not each.isupper()} if is_given else set()
-    return bool(changed & {written(bound), *names} or own)
+    name = written(loop.bound)
+    return name not in changed and (loop.at in inside or name.isupper())
+
+
+def _is_entered_again(program: Walked, loop: WalkedLoop, around: ast.AST) -> bool:
+    """Return whether later turns of a loop around come to one inside.
+
+    A loop that is entered again only after an error continues where it was left.
+    """
+    handlers = (e for e in ast.walk(around) if isinstance(e, ast.ExceptHandler))
+    handled = {id(node) for each in handlers for node in ast.walk(each)}
+    after = program.graph.forward(
+        [loop.step], lambda step: id(step.node) not in handled
+    )
+    return any(each.node is around for each in after)
 
 
 def _iterators(program: Walked) -> Iterator[Finding]:
-    for event in program.events("zipped"):
-        if sum(len(elastic_loaders_in(each)) for each in event.given.args) >= 2:
-            message = "zip of elastic loaders: a job cannot resume two loops at once"
-            yield program.finding(ER203, event, message)
     for event in program.events("iterated"):
         name = written(event.at.func) if isinstance(event.at, ast.Call) else ""
         is_elastic = event.value is not None and elastic_loaders_in(event.value)
@@ -151,7 +108,7 @@ def _asked(program: Walked) -> Iterator[Finding]:
         if source is None or source.kind != "iterator" or not loaders:
             continue
         made = program.graph.steps[source.made_at]
-        rule, where, message = ER207, Spot(event.at, event.step), ""
+        where, message = Spot(event.at, event.step), ""
         if made is event.step and len(event.given.args) < 2 and loop is None:
             message = (
                 "next(iter(loader)) begins a loop; after a restart that loop is "
@@ -161,14 +118,8 @@ def _asked(program: Walked) -> Iterator[Finding]:
             continue
         elif loop is None:
             where, message = Spot(made.node, made), _begun_anew(program, event, made)
-        elif loop.sure and not made.is_in(loop):
-            rule = ER203
-            message = (
-                f"iterator of another loop goes on in the loop over {loop.text} at "
-                f"line {loop.line}; a job cannot resume two loops at once"
-            )
         if message:
-            yield program.finding(rule, where, message, doubts=doubts(loaders[0]))
+            yield program.finding(ER207, where, message, doubts=doubts(loaders[0]))
 
 
 def _begun_anew(program: Walked, event: Event, made: Step) -> str:

@@ -1,4 +1,4 @@
-"""ER208, ER210, ER212, ER401 to ER403: what replicas do together, and how they stop."""
+"""ER208, ER212, ER401 to ER403: what replicas do together, and how they stop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop, Guard, Spot, Step, WalkedLoop
-from elasticrun.lint.naming import STOPS, last_name, named, written
+from elasticrun.lint.naming import named, written
 from elasticrun.lint.program import Walked, doubts, in_words, is_checked, is_once
 from elasticrun.lint.rules.effects import missing_keys, only_reads
 from elasticrun.lint.rules.files import is_made_just_before
@@ -20,10 +20,6 @@ from elasticrun.lint.walk.frames import Function
 ER208 = Rule(
     "ER208 E whether a loop runs depends on rank, random numbers or time",
     help="let the epoch's number or a saved value decide, or use request_stop()",
-)
-ER210 = Rule(
-    "ER210 E handler swallows the stop",
-    help="catch Exception, or raise again",
 )
 ER212 = Rule(
     "ER212 W signal handler in the place of the stop",
@@ -253,31 +249,6 @@ def _uncertain_of(guards: Iterable[Guard]) -> frozenset[str]:
     return frozenset().union(*(guard.taints for guard in guards)) & _UNCERTAIN
 
 
-def _handlers(program: Walked) -> Iterator[Finding]:
-    for event in program.events("suppressed"):
-        message = "suppress() swallows the SystemExit that stops the job"
-        yield program.finding(ER210, event, message)
-    for event in program.events("guarded"):
-        node = event.at
-        assert isinstance(node, ast.Try)
-        for handler in node.handlers:
-            raises = any(isinstance(each, ast.Raise) for each in ast.walk(handler))
-            if _catches_stop(handler) and not raises:
-                message = "this handler swallows the SystemExit that stops the job"
-                yield program.finding(ER210, Spot(handler, event.step), message)
-        for statement in node.finalbody:
-            if isinstance(statement, ast.Return | ast.Continue | ast.Break):
-                message = "leaving `finally` swallows the SystemExit that stops the job"
-                yield program.finding(ER210, Spot(statement, event.step), message)
-
-
-def _catches_stop(handler: ast.ExceptHandler) -> bool:
-    if handler.type is None:
-        return True
-    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return not STOPS.isdisjoint(map(last_name, kinds))
-
-
 _ANNOUNCING = named("SIGHUP SIGUSR1 SIGUSR2")  # no stops where a program takes them
 _ENDING = re.compile(r"\b(?:_?exit|quit|raise|SIG_DFL|SIG_IGN)\b")
 
@@ -297,6 +268,5 @@ def _signals(program: Walked) -> Iterator[Finding]:
 
 
 CHECKS = (
-    _collectives, _loops, _states, _paths, _trackers, _uncertain, _cut_short, _handlers,
-    _signals,
+    _collectives, _loops, _states, _paths, _trackers, _uncertain, _cut_short, _signals,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""ER107, ER303, ER306, ER311: states that lack something, or are changed again."""
+"""ER107, ER306, ER311: states that lack something, or are changed again."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import Call, Step
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
-from elasticrun.lint.values import Class, Value
+from elasticrun.lint.values import Value
 
 ER107 = Rule(
     "ER107 E registered state changed again at every start",
     help="do it before the state is registered, or once: `if once(key):`",
-)
-ER303 = Rule(
-    "ER303 E field of a State missing in save or load",
-    help="write and read the same fields",
 )
 ER306 = Rule(
     "ER306 W trained object in no state",
@@ -30,94 +26,6 @@ ER311 = Rule(
 )
 
 _PARAMETER = "torch.nn.Parameter"
-_TAKING_ALL = frozenset(("vars", "setattr", "getattr", "super"))
-
-
-def _states(program: Walked) -> Iterator[Finding]:
-    for cls in program.walk.classes:
-        if cls.role == "state":
-            yield from _fields(program, cls)
-        elif cls.role != "model" and any(
-            each.cls is cls and each.registered for each in program.walk.objects
-        ):
-            yield from _left_out(program, cls)
-
-
-def _fields(program: Walked, cls: Class) -> Iterator[Finding]:
-    """Yield fields of a state that `save` and `load` do not both have."""
-    save, load = cls.methods.get("save"), cls.methods.get("load")
-    saved, loaded = _touched(save), _touched(load)
-    if save is None or load is None or saved is None or loaded is None:
-        return
-    changed = {
-        event.name
-        for event in program.events("changed")
-        if event.value is not None and event.value.cls is cls
-    }
-    constructor = cls.methods.get("__init__")
-    for field in sorted(stored(constructor) if constructor is not None else ()):
-        at = save
-        if field in saved and field not in loaded:
-            at, text = load, "is saved, but load does not set it"
-        elif field in loaded and field not in saved:
-            text = "is set by load, but save does not write it"
-        elif field in changed and field not in saved:
-            text = "changes, but save does not write it"
-        else:
-            continue
-        where = program.spot_in(cls, at)
-        yield program.finding(ER303, where, f"{cls.node.name}.{field} {text}")
-
-
-def _left_out(program: Walked, cls: Class) -> Iterator[Finding]:
-    """Yield fields that an object updates, and its `state_dict` leaves out."""
-    saved = _touched(cls.methods.get("state_dict"))
-    updates = {
-        field: node
-        for method in cls.methods.values()
-        for node in ast.walk(method)
-        if isinstance(node, ast.AugAssign)
-        for field in field_of(node.target)
-    }
-    for field in updates.keys() - saved if saved is not None else ():
-        text = f"{cls.node.name}.{field} changes, but state_dict does not write it"
-        yield program.finding(ER303, program.spot_in(cls, updates[field]), text)
-
-
-def _touched(function: ast.AST | None) -> set[str] | None:
-    """Return the fields that a method reads or sets; None if it takes all of them."""
-    if function is None:
-        return None
-    nodes = list(ast.walk(function))
-    names = {each.id for each in nodes if isinstance(each, ast.Name)}
-    called = {each.func for each in nodes if isinstance(each, ast.Call)}
-    fields = list(fields_in(function))
-    found = {each.attr for each in fields}
-    takes_all = names & _TAKING_ALL or "__dict__" in found or called & set(fields)
-    return None if takes_all else found
-
-
-def fields_in(node: ast.AST) -> Iterator[ast.Attribute]:
-    """Yield what is written `self.name`."""
-    for each in ast.walk(node):
-        if isinstance(each, ast.Attribute) and written(each.value) == "self":
-            yield each
-
-
-def stored(function: ast.AST) -> set[str]:
-    """Return the fields that a method sets."""
-    fields = fields_in(function)
-    return {each.attr for each in fields if isinstance(each.ctx, ast.Store)}
-
-
-def field_of(node: ast.expr) -> set[str]:
-    """Return the field that is changed by a change of `self.field` or its items."""
-    while isinstance(node, ast.Subscript):
-        node = node.value
-    if not isinstance(node, ast.Attribute) or written(node.value) != "self":
-        return set()
-    return {node.attr}
-
 
 _TRAINED = {
     "optimizer": "optimizer",
@@ -334,4 +242,4 @@ def _own_values(program: Walked) -> Iterator[Finding]:
             yield program.finding(ER311, event, message, doubts=doubts(loop))
 
 
-CHECKS = (_states, _unregistered, _copies, _changes, _own_values)
+CHECKS = (_unregistered, _copies, _changes, _own_values)

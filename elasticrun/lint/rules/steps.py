@@ -67,10 +67,10 @@ _AVERAGING = frozenset(("lerp_", "mul_", "add_", "in place"))
 
 def _each_micro_batch(program: Walked) -> Iterator[Finding]:
     """Yield averages that are updated in each turn of a loop with micro-batches."""
-    cut = cut_loaders(program)
+    cut = _cut_loaders(program)
     for event in program.events("trained"):
         loop = event.step.loop
-        if loop is None or event.value is None or not in_micro_batch(event.step, cut):
+        if loop is None or event.value is None or not _in_micro_batch(event.step, cut):
             continue
         is_own = event.role == "ema" and not event.value.registered
         by_hand = event.role == "weights" and event.how in _AVERAGING
@@ -84,13 +84,13 @@ def _each_micro_batch(program: Walked) -> Iterator[Finding]:
             yield program.finding(ER308, at, message, doubts=doubts(event.value, loop))
 
 
-def in_micro_batch(step: Step, cut: set[Value | None]) -> bool:
+def _in_micro_batch(step: Step, cut: set[Value | None]) -> bool:
     """Return whether a step of a loop runs in each micro-batch of a cut loader."""
     is_cut = step.loop is not None and step.loop.loader in cut
     return is_cut and not any("is_step" in guard.taints for guard in step.guards)
 
 
-def cut_loaders(program: Walked) -> set[Value | None]:
+def _cut_loaders(program: Walked) -> set[Value | None]:
     """Return the loaders that cut their batches into micro-batches."""
     made = program.events("made", role="loader")
     return {event.value for event in made if _is_cut(event.given)}

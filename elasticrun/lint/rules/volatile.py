@@ -35,10 +35,9 @@ def check(program: Walked) -> Iterator[Finding]:
                 yield from _over_epochs(flow, turns, carried, lost)
             elif carried.place not in lost:
                 yield from _over_turns(flow, turns, carried, lost)
-    yield from _over_rounds(flow, lost)
     yield from behind(flow, lost)
+    yield from _ahead(flow)
     yield from _left(flow, lost)
-    yield from _made_once(flow)
 
 
 def _turns(program: Walked) -> Iterator[Turns]:
@@ -153,28 +152,6 @@ def _over_turns(
     yield flow.program.finding(ER301, write, message, loop=loop, severity=severity)
 
 
-def _over_rounds(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
-    """Yield what a plain loop around epoch loops keeps of what its turns trained."""
-    program = flow.program
-    for turn in dict.fromkeys(e.turns[0] for e in program.graph.epochs if e.turns):
-        turns = _plain_turns(program, turn)
-        for place, survivors in flow.carried(turns):
-            write = survivors[-1]
-            is_trained = write.value is not None and "batch" in write.value.taints
-            is_between = write.step in program.zones.between and write.how in PARTIAL
-            if place in lost or not is_between or not is_trained:
-                continue
-            reads = flow.seen_from(turns, place, flow.reached(turns.head, place))
-            if flow.loudness(reads):
-                lost.add(place)
-                message = (
-                    f"`{write.name}` keeps what turns of the loop at line "
-                    f"{turns.head.line} trained; a restart loses it, and these turns "
-                    "do not train again"
-                )
-                yield program.finding(ER301, write, message)
-
-
 def _telling(carried: Carried) -> Write:
     """Return the write that makes the new value from the old, else any computed one."""
 
@@ -198,6 +175,52 @@ def _left(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
         if tests & deciding:
             message = "a value that a restart loses decides about this break"
             yield flow.program.finding(ER209, event, message)
+
+
+def _ahead(flow: Dataflow) -> Iterator[Finding]:
+    """Yield batches that a prefetcher hands out once it has asked for the next ones."""
+    program = flow.program
+    asking = {e.step for e in program.graph.loops if e.is_elastic and e.sure}
+    asking |= {
+        event.step
+        for event in program.events("asked")
+        if event.value is not None and elastic_loaders_in(event.value)
+    }
+    told: set[int] = set()  # Calls: one name of each is enough.
+    for place, reads in flow.reads.items() if asking else ():
+        given = {each.step for each in reads if _hands_out(each.step.node)}
+        for write in flow.writes[place] if given and place[0] not in told else ():
+            origins = [e for r in write.step.reads for e in flow.writes[r.place]]
+            values = (each.value for each in [write, *origins])
+            is_batch = any(each and "batch" in each.taints for each in values)
+            if not is_batch or not _is_plain(write.step.node):
+                continue
+            later = (asking - {write.step}) & flow.reached(write.step, place)
+            if any(given & flow.reached(each, place) for each in later):
+                message = (
+                    f"`{write.name}` is handed out once the next batch was asked for, "
+                    "so it counts as trained before it is; a restart loses it"
+                )
+                help_text = "let the loader read ahead: num_workers=, device="
+                yield program.finding(ER301, write, message, help_text=help_text)
+                told.add(place[0])
+                break
+
+
+def _hands_out(node: ast.AST) -> bool:
+    return isinstance(node, ast.Return | ast.Yield) or isinstance(
+        getattr(node, "value", None), ast.Yield
+    )
+
+
+def _is_plain(node: ast.AST) -> bool:
+    """Return whether a statement gives a name to something that has one."""
+    match node:
+        case ast.Assign(_, ast.Name() | ast.Attribute()):
+            return True
+        case ast.Assign(_, ast.Tuple(parts)):
+            return all(isinstance(each, ast.Name | ast.Attribute) for each in parts)
+    return False
 
 
 _SETTING = re.compile(r"(?:^|[._])(?:un)?(?:freeze|enable|disable)")
@@ -234,18 +257,6 @@ def _set_by_apply(event: Event) -> str:
     return next((text for text in given if _SETTING.search(text)), "")
 
 
-def _clocks(program: Walked) -> Iterator[Finding]:
-    """Yield settings of optimizers that follow the clock."""
-    for event in program.events("changed"):
-        is_optimizer = event.value is not None and event.value.kind == "optimizer"
-        zone = program.zone(event.step)
-        if is_optimizer and "time" in event.taints and zone not in ("", "P", "D"):
-            message = (
-                f"`{event.text}` is computed from the time, so a restart changes it"
-            )
-            yield program.finding(ER301, event, message)
-
-
 _STATES = re.compile(r"bit_generator|[gs]et_?state\b")  # which a program keeps by hand
 
 
@@ -253,7 +264,6 @@ def _generators(program: Walked) -> Iterator[Finding]:
     """Yield generators from before the epochs that draw in them."""
     seeds = [each for each in program.events("seeded") if each.value is not None]
     seen = [each.value for each in seeds if each.step.epoch or each.step.loop]
-    yield from _seeded_again(program, seeds)
     yield from _of_data(program, seen)
     for event in program.events("drawn"):
         own, zone = event.value, program.zone(event.step)
@@ -273,24 +283,6 @@ def _generators(program: Walked) -> Iterator[Finding]:
                 "in no state: after a restart it repeats its first draws"
             )
             yield program.finding(ER301, at, message)
-
-
-def _seeded_again(program: Walked, seeds: list[Event]) -> Iterator[Finding]:
-    """Yield generators that get a seed in front of a loop that draws from them."""
-    in_batch = {each.value for each in seeds if each.step.loop is not None}
-    for seed in seeds:
-        draws = [
-            each.step
-            for each in program.events("drawn")
-            if each.value is seed.value and each.step.loop is not None
-        ]
-        is_kept = seed.value in in_batch or seed.registered
-        if draws and program.replayed(seed) and not is_kept:
-            message = (
-                "a restart seeds this generator again, but continues the loop that "
-                f"draws from it (line {draws[0].line}) in its middle"
-            )
-            yield program.finding(ER301, seed, message)
 
 
 def _of_data(program: Walked, seen: list[Value | None]) -> Iterator[Finding]:
@@ -333,27 +325,4 @@ def _drawn_by(objects: Iterable[Value], depth: int = 3) -> Iterator[Value]:
             yield from _drawn_by([e for e in inner if e.is_object], depth - 1)
 
 
-def _made_once(flow: Dataflow) -> Iterator[Finding]:
-    """Yield what is made under `once`, and used where each start comes."""
-    for place, writes in flow.writes.items():
-        # Without a name it is the items with which something is made.
-        made = [each for each in writes if each.name and not _is_none(each)]
-        uses = [each for each in flow.reads.get(place, ()) if not is_once(each.step)]
-        if not uses or not made or not all(is_once(each.step) for each in made):
-            continue
-        reached = flow.program.graph.forward([made[0].step])
-        if flow.is_volatile(place) and any(each.step in reached for each in uses):
-            message = (
-                f"`{made[0].name}` is made only where `once` holds, which is in the "
-                "first start, and used in all"
-            )
-            help_text = "make it in each start; guard what must not happen again"
-            yield flow.program.finding(ER301, made[0], message, help_text=help_text)
-
-
-def _is_none(write: Write) -> bool:
-    value = write.value
-    return value is not None and value.kind == "const" and value.constant is None
-
-
-CHECKS = (check, _generators, _clocks, _in_one_epoch)
+CHECKS = (check, _generators, _in_one_epoch)

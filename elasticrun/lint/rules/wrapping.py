@@ -8,22 +8,19 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from elasticrun.lint.editing import Edit, ends_its_line
+from elasticrun.lint.editing import Edit
 from elasticrun.lint.naming import last_name, named
-from elasticrun.lint.script import Script, is_stored
+from elasticrun.lint.script import Script
 
 _OPTIMIZERS = named(
     "SGD Adam AdamW Adagrad Adadelta Adamax NAdam RAdam RMSprop Rprop ASGD SparseAdam "
     "Adafactor Muon Lion"
 )
+_GROUPING = named("list filter dict set items values parameters named_parameters")
 _WRAPPERS = named("DistributedDataParallel DDP DataParallel")
-_MOVING = named("to cuda cpu half float double bfloat16 compile")
-_GROUPING = named("""
-    parameters named_parameters list filter dict set any all id len requires_grad
-    append extend items keys values startswith endswith lower print
-""")
 _NAME = r"(self\.)?(?!self\b)\w+"
-_WHY = "in no checkpoint, and no gradient is averaged"
+_WHY = "{} is in no checkpoint, and no gradient of it is averaged"
+_NEW = "elasticrun.AdaptiveDataParallel"
 
 
 class _Made(NamedTuple):
@@ -41,46 +38,38 @@ class _Made(NamedTuple):
 
 
 def wrappings(script: Script, in_loops: set[ast.AST]) -> Iterator[Edit]:
-    """Yield where each model is wrapped, behind its optimizers and schedulers."""
+    """Yield where each model is wrapped, behind its optimizers and schedulers.
+
+    Args:
+        in_loops: All that runs in loops that train.
+    """
     calls = [each for each in script.nodes if isinstance(each, ast.Call)]
-    ready = [each for each in calls if last_name(each.func) in _WRAPPERS and each.args]
-    for call in ready:
-        why = "AdaptiveDataParallel averages gradients: give it the bare module"
-        yield Edit(call, why, ast.unparse(call.args[0]), is_certain=False)
-    optimizers = [
-        _made(script, call, _kept_as(script, call, _model_of(script, call)))
-        for call in calls
-        if is_optimizer(script, call)
-    ]
+    for call in calls:
+        if last_name(call.func) in _WRAPPERS and call.args:
+            why = "AdaptiveDataParallel averages gradients itself"
+            yield Edit(call, why, "give it the bare module", ast.unparse(call.args[0]))
     schedulers = [_made(script, call, _scheduled(script, call)) for call in calls]
     groups: dict[tuple[ast.AST, str], list[_Made]] = defaultdict(list)
-    for made in optimizers:
-        if made.name and made.of:
-            groups[script.parents[made.statement], made.of].append(made)
-        else:
-            new = f"elasticrun.AdaptiveDataParallel(model, {made.name or 'optimizer'})"
-            yield Edit(made.call, f"{_WHY}: wrap the model that it trains, `{new}`")
-    models = [model for _, model in groups]
+    for call in calls:
+        if is_optimizer(script, call):
+            model = _kept_as(script, call, _model_of(script, call))
+            made = _made(script, call, model)
+            if made.name and made.of:
+                groups[script.parents[made.statement], made.of].append(made)
+            else:
+                new = f"{_NEW}(model, {made.name or 'optimizer'})"
+                why = _WHY.format("the model")
+                yield Edit(call, why, f"wrap the model that it trains: `{new}`")
+    num_models = len({model for _, model in groups})
     for (_, model), trained in groups.items():
         own = [each for each in schedulers if each.of in {e.name for e in trained}]
-        name = model.split(".")[-1] if len(set(models)) > 1 else ""
+        name = model.split(".")[-1] if num_models > 1 else ""
         new = _wrapped(model, trained, [each for each in own if each.name], name)
         last = max((*trained, *own), key=lambda made: made.statement.lineno).statement
-        averages = _averages(script, model, last, in_loops)
-        names = {model, *(e.name for e in (*trained, *own)), *averages}
-        last = _last_before(script, names, set(averages.values()), last, in_loops)
-        is_certain = (
-            not ready
-            and models.count(model) == 1
-            and not any(each.call in in_loops for each in trained)
-            and script.runs_once(last)
-            and _is_certain(script, model, [*trained, *own], last)
-        )
-        how = "add" if is_certain else "wrap the model where it is made,"
-        yield Edit(last, f"{_WHY}: {how} `{new}`", new, is_certain, "behind")
-        for average in averages:
-            state = f"{average.split('.')[-1]}={average}"
-            yield Edit(last, "", f"elasticrun.register({state})", is_certain, "behind")
+        names = {model, *(each.name for each in (*trained, *own))}
+        last = _last_loading(script, names, last, in_loops)
+        why = _WHY.format(f"`{model}`")
+        yield Edit(last, why, f"add behind it: `{new}`", new, "behind")
 
 
 def is_optimizer(script: Script, node: ast.AST) -> bool:
@@ -113,29 +102,19 @@ def _owners(given: Iterable[ast.AST]) -> set[str]:
     }
 
 
-def _behind_names(script: Script, given: Iterable[ast.AST]) -> list[ast.AST]:
-    """Return all statements that store or change the names in some expressions.
-
-    Nothing, if one of them calls what may give parameters that are not seen there.
-    """
+def _behind_names(script: Script, given: Iterable[ast.expr]) -> list[ast.expr]:
+    """Return what groups parameters behind the names in some expressions."""
     found, names = list(given), set[str]()
-    made = script.statement(found[0]) if found else None
     for part in found:  # which grows
         for each in ast.walk(part):
-            is_base = isinstance(script.parents[each], ast.Attribute)
-            if isinstance(each, ast.Name) and not is_base and each.id not in names:
+            if isinstance(each, ast.Name) and each.id not in names:
                 names.add(each.id)
-                mentions = script.mentions(each.id, script.scope(each))
-                changed = (e for e in mentions if _may_change(script, e))
-                found += [e for e in map(script.statement, changed) if e is not made]
-            elif isinstance(each, ast.Call) and last_name(each.func) not in _GROUPING:
-                return []
+                found += filter(_is_group, script.assigned.get(each.id, ()))
     return found
 
 
-def _may_change(script: Script, name: ast.Name) -> bool:
-    around = script.parents[name]
-    return is_stored(name) or isinstance(around, ast.Attribute | ast.Call)
+def _is_group(value: ast.expr) -> bool:
+    return not isinstance(value, ast.Call) or last_name(value.func) in _GROUPING
 
 
 def _scheduled(script: Script, call: ast.Call) -> str:
@@ -169,167 +148,37 @@ def _wrapped(
         names = list(dict.fromkeys(each.name for each in made))
         given += names if len(names) < 2 else [f"[{', '.join(names)}]"]
     given += [f'name="{name}"'] if name else []
-    return f"{model} = elasticrun.AdaptiveDataParallel({', '.join(given)})"
+    return f"{model} = {_NEW}({', '.join(given)})"
 
 
-def _kept_as(script: Script, call: ast.Call, model: str) -> str:
-    """Return what a method calls the model that it is given: `self.model = model`.
-
-    Nothing else has the model then, but the copies that are made of it.
-    """
-    function = script.scope(call)
-    if not isinstance(function, ast.FunctionDef) or model not in {
-        each.arg for each in function.args.args
-    }:
-        return model
-    mentions = script.mentions(model, function)
-    kept = [e for e in mentions if isinstance(script.parents[e], ast.Assign)]
-    if len(kept) != 1 or not all(
-        e in kept or _is_harmless(script, e) for e in mentions
-    ):
-        return model
-    given = script.given(model, function)
-    if not given or not all(_is_given_away(script, each) for each in given):
-        return model
-    [name] = getattr(script.parents[kept[0]], "targets", [None])[:1]
-    return ast.unparse(name) if isinstance(name, ast.Attribute) else model
-
-
-def _is_given_away(script: Script, model: ast.expr | None) -> bool:
-    """Return whether what gives a model to a method does not run it itself."""
-    if not isinstance(model, ast.Name):
-        return isinstance(model, ast.Call)
-    mentions = script.mentions(model.id, script.scope(model))
-    others = (e for e in mentions if e is not model and not is_stored(e))
-    return model in mentions and all(_is_harmless(script, each) for each in others)
-
-
-def _is_harmless(script: Script, model: ast.AST) -> bool:
-    """Return whether a model is only copied, printed, or asked for something of it."""
-    parent = script.parents[model]
-    if not isinstance(parent, ast.Call):
-        return isinstance(parent, ast.Attribute)
-    if last_name(parent.func) in ("print", "deepcopy"):
-        return True
-    taken = [
-        script.mentions(each.arg, function)
-        for function in script.called(parent)
-        for each in function.args.args
-        if model in script.given(each.arg, function)
-    ]
-    return bool(taken) and all(_is_harmless(script, e) for each in taken for e in each)
-
-
-def _averages(
-    script: Script, model: str, last: ast.stmt, in_loops: set[ast.AST]
-) -> dict[str, ast.AST]:
-    """Return the copies of a model that training changes, and where each is made.
-
-    Each is a copy itself, or an object of a class of the file that can be saved.
-    """
-    found: dict[str, ast.AST] = {}
-    changed = {
-        ast.unparse(e) for e in in_loops if isinstance(e, ast.Name | ast.Attribute)
-    }
-    body = script.body_of(last)
-    given = (
-        e for e in body if isinstance(e, ast.Assign) and isinstance(e.value, ast.Name)
-    )
-    same = {model, *(ast.unparse(e.value) for e in given if _is_made(e, model))}
-    for each in body:
-        match each:
-            case ast.Assign([name], ast.Call(func, [of, *_])) if (
-                ast.unparse(of) in same
-            ):
-                methods = {e.name for e in script.methods(last_name(func))}
-                is_state = methods >= {"state_dict", "load_state_dict"}
-                is_copy = last_name(func) == "deepcopy" or is_state
-                if is_copy and ast.unparse(name) in changed:
-                    found[ast.unparse(name)] = each
-    return found
-
-
-def _last_before(
-    script: Script,
-    names: set[str],
-    copies: set[ast.AST],
-    last: ast.stmt,
-    in_loops: set[ast.AST],
+def _last_loading(
+    script: Script, names: set[str], last: ast.stmt, in_loops: set[ast.AST]
 ) -> ast.stmt:
-    """Return the last statement before the training that loads or copies something.
+    """Return the last statement before the training that loads a state.
 
     What a script loads itself behind AdaptiveDataParallel, it has after a restart too.
     """
     body = script.body_of(last)
+    training = {each for each in in_loops if isinstance(each, ast.stmt)}
+    loads = {f"{each}.load_state_dict" for each in names}
     for each in body[body.index(last) + 1 :]:
         if isinstance(each, ast.FunctionDef | ast.ClassDef):
             continue
-        if any(
-            e in in_loops for e in script.reached([each]) if isinstance(e, ast.stmt)
-        ):
+        if training.intersection(script.reached([each])):
             break
-        is_loaded = any(
-            node.attr == "load_state_dict" and ast.unparse(node.value) in names
-            for node in ast.walk(each)
-            if isinstance(node, ast.Attribute)
-        )
-        if isinstance(each, ast.stmt) and (is_loaded or each in copies):
+        calls = (e for e in ast.walk(each) if isinstance(e, ast.Call))
+        if any(ast.unparse(call.func) in loads for call in calls):
             last = each
     return last
 
 
-def _is_certain(script: Script, model: str, made: list[_Made], last: ast.stmt) -> bool:
-    """Return whether a model can be wrapped behind a statement.
-
-    It is where statements of one body, in no branch, make the model and all that trains
-    it; where nothing but its own methods has it before; and none of them is changed.
-    """
-    outer = script.parents[last]
-    if isinstance(outer, ast.If) and not ast.unparse(outer.test).startswith("__name__"):
-        return False
-    if not isinstance(outer, ast.Module | ast.FunctionDef | ast.If):
-        return False
-    body = outer.body
-    for each in made:
-        stores = [at for at, node in _mentions(body, each.name) if is_stored(node)]
-        if len(stores) != 1 or body[stores[0]] is not each.statement:
-            return False
-    first = min(body.index(each.statement) for each in made)
-    end = body.index(last)
-    made_at: list[int] = []
-    for at, node in _mentions(body, model):
-        parent = script.parents[node]
-        if is_stored(node):
-            made_at.append(at)
-        elif isinstance(parent, ast.Attribute):
-            if at > first and parent.attr in _MOVING:
-                return False
-        elif (
-            made_at and at <= end and not (at in made_at or _is_harmless(script, node))
-        ):
-            return False
-    return (
-        any(_has_one_target(body[at]) for at in made_at)
-        and max(made_at) < first
-        and ends_its_line(body, end)
-        and body[0].lineno > getattr(outer, "lineno", 0)
-        and all(last_name(each.call.func) != "LBFGS" for each in made)
-    )
-
-
-def _mentions(
-    body: list[ast.stmt], name: str
-) -> Iterator[tuple[int, ast.Name | ast.Attribute]]:
-    """Yield what is called so in a body, each with the number of its statement."""
-    for at, statement in enumerate(body):
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) == name:
-                yield at, node
-
-
-def _is_made(statement: ast.Assign, name: str) -> bool:
-    return name in map(ast.unparse, statement.targets)
-
-
-def _has_one_target(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Assign) and len(statement.targets) == 1
+def _kept_as(script: Script, call: ast.Call, model: str) -> str:
+    """Return what a method keeps its model as for others: `self.model = model`."""
+    kept = [
+        ast.unparse(target)
+        for each in script.around(call)
+        if isinstance(each, ast.Assign) and ast.unparse(each.value) == model
+        for target in each.targets
+        if isinstance(target, ast.Attribute)
+    ]
+    return kept[0] if len(kept) == 1 else model

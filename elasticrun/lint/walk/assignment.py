@@ -106,9 +106,12 @@ def _run_assign(walk: Walk, node: ast.Assign | ast.AnnAssign) -> None:
     walk.step(node)
     with walk.into(_sink_of(walk, targets)):
         value = walk.evaluate(node.value)
-    if value.kind == "unknown" and isinstance(node.value, ast.Call | ast.BinOp):
-        value.node, value.made_at = value.node or node.value, walk.current.number
-        walk.write((value.uid, "[]"), node, "set", value, "")
+    if isinstance(node.value, ast.Call | ast.BinOp):
+        for each in (value, *value.elements):
+            if each.kind == "unknown":
+                each.node, each.made_at = each.node or node.value, walk.current.number
+                each.in_epoch = walk.epoch is not None
+                walk.write((each.uid, "[]"), node, "set", each, "")
     for target in targets:
         walk.assign(target, value, how=_how(walk, target, node.value))
         for leaf in _leaves(target):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from elasticrun.lint import roles
 from elasticrun.lint.catalog import GROWING
 from elasticrun.lint.graph import CONTENT, OPTIMIZER, OWN, VALUE, Sink, flow_to
-from elasticrun.lint.naming import last_name, written
+from elasticrun.lint.naming import written
 from elasticrun.lint.values import Class, Value, constant, unknown
 from elasticrun.lint.walk.arguments import Called, MethodCalled, arguments, called
 from elasticrun.lint.walk.expressions import attribute
@@ -27,9 +27,6 @@ _CRITERION = re.compile(r"Loss|Criterion|Entropy")  # A module that is no model.
 def _evaluate_call(walk: Walk, node: ast.Call) -> Value:
     """Return what a call returns, having walked through the function if known."""
     function = node.func
-    listed = _as_listed(walk, node)
-    if listed is not None:
-        return listed
     if not isinstance(function, ast.Attribute):
         with walk.into(VALUE):
             callee = walk.evaluate(function)
@@ -82,26 +79,12 @@ def _sink_in(callee: Value) -> Sink | None:
     return OPTIMIZER if callee.kind in ("model", "optimizer") else None
 
 
-def _as_listed(walk: Walk, node: ast.Call) -> Value | None:
-    """Return what a call returns that the settings speak about; None otherwise."""
-    listed = {*walk.options.idempotent, *walk.options.non_idempotent}
-    names = {written(node.func), last_name(node.func)} if listed else set()
-    if not listed & names:
-        return None
-    given = arguments(walk, node)
-    if not names.isdisjoint(walk.options.non_idempotent):
-        walk.note(node, "sent", name=written(node.func))
-    return unknown(taints=given.taints)
-
-
 # What is not in the project.
 
 
 def _call_external(walk: Walk, name: str, node: ast.Call) -> Value:
     """Return what an external call makes, noting its effects."""
     elastic = roles.elastic_name(name)
-    if not elastic and name.rpartition(".")[2] in walk.options.loaders:
-        elastic = "AdaptiveDataLoader"
     if elastic:
         return _call_elastic(walk, elastic, node)
     row = function_row(name)
@@ -118,7 +101,6 @@ def _call_external(walk: Walk, name: str, node: ast.Call) -> Value:
 
 def _call_elastic(walk: Walk, name: str, node: ast.Call) -> Value:
     """Return what one of elasticrun's own names makes or asks."""
-    walk.note(node, "job")
     row = ELASTIC.get(name, Row())
     value = _by_row(walk, row, called(walk, name, node, row.sink or VALUE))
     assert value is not None
@@ -181,7 +163,7 @@ def _by_row(walk: Walk, row: Row | None, it: Called) -> Value | None:
 def _instantiate(walk: Walk, callee: Value, node: ast.Call) -> Value:
     cls = callee.cls
     assert cls is not None
-    if cls.role == "loader" or cls.node.name in walk.options.loaders:
+    if cls.role == "loader":
         return _call_external(walk, "elasticrun.AdaptiveDataLoader", node)
     made = walk.made(Value("instance", cls.node.name, node=node, cls=cls))
     constructor = cls.find("__init__")

@@ -249,6 +249,8 @@ def _other_attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value
         return Value("param", name, sure=base.sure, owner=base)
     child = unknown(f"{base.name}.{name}" if base.name else name, base.taints)
     if base.kind in ("loader", "plain_loader"):
+        if name == "dataset" and base.parts:
+            return base.parts[0]
         child.taints -= {"enumerated"}
     taint = catalog.TAINTS_OF_ATTRIBUTES.get(name)
     if taint is not None and not (taint == "world_size" and base.kind == "loader"):

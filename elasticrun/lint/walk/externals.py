@@ -17,6 +17,7 @@ from elasticrun.lint.values import (
     Kind,
     Value,
     constant,
+    elastic_loaders_in,
     external,
     key_of,
     loaders_in,
@@ -128,19 +129,14 @@ OF_ONE_REPLICA = frozenset(("rank", "batch"))
 def agree(walk: Walk, it: Called) -> Value:
     """Note a collective; what it returns is the same on every rank."""
     walk.note(it.node, "collective", name=it.last)
-    if it.last in ("all_reduce", "broadcast"):
-        for each in it.args[:1]:
-            each.taints -= OF_ONE_REPLICA  # in place
+    if it.last in ("all_reduce", "broadcast", "broadcast_object_list"):
+        for given in it.args[:1]:
+            for each in (given, *given.parts):
+                each.taints -= OF_ONE_REPLICA  # in place
     return unknown(taints=it.taints - OF_ONE_REPLICA)
 
 
 # Iteration.
-
-
-def zip_(walk: Walk, it: Called) -> Value | None:
-    """Note what is iterated together."""
-    walk.note(it.node, "zipped", given=it)
-    return wrap(walk, it) if it.last == "zip" else None
 
 
 def next_(walk: Walk, it: Called) -> Value | None:
@@ -153,7 +149,8 @@ def next_(walk: Walk, it: Called) -> Value | None:
         made_at = source.made_at
         source = Value("iterator", "generator", parts=inner, made_at=made_at)
     walk.note(it.node, "asked", source, given=it, turns=walk.turns)
-    return unknown(taints=it.taints)
+    is_batch = bool(elastic_loaders_in(source))
+    return unknown(taints=it.taints | frozenset(("batch",) if is_batch else ()))
 
 
 def _loaders_of(generator: Value) -> list[Value]:
@@ -169,22 +166,12 @@ def iterator(walk: Walk, it: Called) -> Value | None:
     return Value("iterator", it.last, parts=it.args[:1], node=it.node, made_at=made_at)
 
 
-def wrap(walk: Walk, it: Called) -> Value | None:
+def wrap(_: Walk, it: Called) -> Value | None:
     """Return a progress bar, an enumeration, ... of what a call is given."""
-    if it.args and it.last == "enumerate":
-        note_order(walk, it.args[0], it.node)
     parts = it.args if it.last == "zip" else it.values
     if not parts:
         return None
     return Value("wrapped", it.last, parts=parts, node=it.node, taints=it.taints)
-
-
-def note_order(walk: Walk, value: Value, node: ast.AST) -> None:
-    """Note that the order matters in which a set gives its elements."""
-    if value.kind == "set":
-        made = "" if value.node is None else written(value.node)
-        walk.step(walk.frame.statement)  # not a comprehension's
-        walk.note(node, "ordered", value, text=made, taints=value.taints)
 
 
 def consume(walk: Walk, it: Called) -> Value | None:
@@ -198,12 +185,11 @@ def consume(walk: Walk, it: Called) -> Value | None:
 def make_list(walk: Walk, it: Called) -> Value:
     """Return the list or set that a call makes of what it is given."""
     first = it.args[0] if it.args else Value("list")
-    if it.last in ("list", "tuple"):
-        note_order(walk, first, it.node)
-        if first.is_container or first.kind == "tuple":
-            made = Value("list", parts=first.parts, is_complete=first.is_complete)
-            made.is_empty = not it.args
-            return walk.made(made)
+    is_ready = first.is_container or first.kind == "tuple"
+    if is_ready and it.last in ("list", "tuple"):
+        made = Value("list", parts=first.parts, is_complete=first.is_complete)
+        made.is_empty = not it.args
+        return walk.made(made)
     consume(walk, it)
     is_set = it.last in ("set", "frozenset")
     made = Value("set" if is_set else "list", node=it.node, taints=it.taints)

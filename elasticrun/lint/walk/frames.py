@@ -6,9 +6,10 @@ import ast
 import builtins
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
 
 from elasticrun.lint.graph import Call, Step, WalkedLoop
-from elasticrun.lint.project import Module
+from elasticrun.lint.project import Module, statements_of
 from elasticrun.lint.values import MethodDef, Value, external, next_uid, unknown
 
 _BUILTINS = frozenset(dir(builtins))
@@ -46,6 +47,14 @@ class Frame:
     def __post_init__(self) -> None:
         self.statement = self.function
 
+    @cached_property
+    def bound(self) -> set[str]:
+        """The names that the function assigns."""
+        is_def = isinstance(self.function, MethodDef)
+        own = statements_of(self.function) if is_def else ()
+        targets = (t for each in own for t in getattr(each, "targets", ()))
+        return {each.id for each in targets if isinstance(each, ast.Name)}
+
     def owner(self, name: str) -> Frame | None:
         """Return the frame that holds a name as this one sees it."""
         each: Frame | None = self.outer if name in self.nonlocals else self
@@ -75,6 +84,8 @@ class Frame:
         owner = self.owner(name)
         if owner is not None:
             return owner.env[name], owner
+        if name in self.bound:  # Further on, so it may be by an earlier turn.
+            return unknown(name), self
         return external(name) if name in _BUILTINS else unknown(name), None
 
 

@@ -24,7 +24,6 @@ from elasticrun.lint.values import (
     unknown,
 )
 from elasticrun.lint.walk.expressions import attribute
-from elasticrun.lint.walk.externals import note_order
 from elasticrun.lint.walk.frames import Frame, Leaving
 from elasticrun.lint.walk.functions import call_function, run_function
 from elasticrun.lint.walk.walk import Body, Evaluate, RunStatement, Walk
@@ -50,9 +49,7 @@ def iterate(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     elif value.kind == "generator":
         _generator(walk, value, node, body)
     elif value.defines("__iter__"):
-        method = attribute(walk, value, "__iter__", node)
-        made = call_function(walk, method, node, Arguments())
-        walk.iterate(made if made.kind in _ITERATED else unknown(), node, body)
+        _object_loop(walk, value, node, body)
     elif elements := _few_elements(value):
         _unrolled(walk, elements, node, body)
     else:
@@ -62,6 +59,18 @@ def iterate(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
             if walk.epoch is None:
                 element.taints |= _TRUE
         _repeated(walk, node, body, element)
+
+
+def _object_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
+    """Walk through a loop over an object of a class of the project's."""
+    method = attribute(walk, value, "__iter__", node)
+    made = call_function(walk, method, node, Arguments())
+    if made.defines("__next__"):
+        ask = attribute(walk, made, "__next__", node)
+        with looping(walk, walk.step(node)):
+            body(call_function(walk, ask, node, Arguments()))
+    else:
+        walk.iterate(made if made.kind in _ITERATED else unknown(), node, body)
 
 
 def _is_loader(value: Value) -> bool:
@@ -303,7 +312,6 @@ def _run_for(walk: Walk, node: ast.For | ast.AsyncFor) -> None:
     walk.step(node)
     walk.iterated.add(node.iter)
     value = walk.evaluate(node.iter)
-    note_order(walk, value, node)
     before = dict(frame.env)
     walk.graph.spend(len(before))
 
@@ -376,8 +384,6 @@ def _nest(
 
     walk.iterated.add(outer.iter)
     value = walk.evaluate(outer.iter)
-    if isinstance(node, ast.ListComp):
-        note_order(walk, value, node)
     walk.iterate(value, node, body)
 
 

@@ -8,10 +8,9 @@ import re
 import sys
 
 from elasticrun.lint import catalog
-from elasticrun.lint.events import Event
 from elasticrun.lint.graph import LOG, NONE, OWN, TEST, Guard, Sink, Step, flow_to
-from elasticrun.lint.naming import STOPS, last_name, named, written
-from elasticrun.lint.values import Value, elastic_loaders_in, join, merged, unknown
+from elasticrun.lint.naming import last_name, named, written
+from elasticrun.lint.values import Value, join, merged, unknown
 from elasticrun.lint.walk.walk import RunStatement, Walk
 
 _QUIET_TEST = Sink("quiet_test")  # decides only about a line in a log
@@ -143,32 +142,23 @@ def _run_with(walk: Walk, node: ast.With | ast.AsyncWith) -> None:
         value = walk.evaluate(item.context_expr)
         if item.optional_vars is not None:
             walk.assign(item.optional_vars, value)
-    outer, loops, entry = walk.catching, len(walk.graph.loops), walk.current
-    managers = (item.context_expr for item in node.items)
-    suppressing = [each for each in managers if "suppress" in written(each)]
-    walk.catching += tuple(map(written, suppressing))
+    outer = walk.catching
+    managers = (written(item.context_expr) for item in node.items)
+    walk.catching += tuple(each for each in managers if "suppress" in each)
     walk.run(node.body)
     walk.catching = outer
-    if len(walk.graph.loops) == loops:
-        return
-    for each in suppressing:
-        if isinstance(each, ast.Call) and STOPS & set(map(last_name, each.args)):
-            walk.note(each, "suppressed", step=entry)
 
 
 def _run_try(walk: Walk, node: ast.Try) -> None:
     entry = walk.step(node)
     first, before = len(walk.graph.steps), dict(walk.frame.env)
-    num_events, outer = len(walk.events), walk.catching
+    outer = walk.catching
     walk.catching += tuple(
         "" if each.type is None else written(each.type) for each in node.handlers
     )
     walk.run(node.body)
     walk.catching = outer
     has_loop = any(each.step.number >= first for each in walk.graph.loops)
-    has_epochs = any(each.step.number >= first for each in walk.graph.epochs)
-    if has_loop or has_epochs or any(map(_asks_a_loader, walk.events[num_events:])):
-        walk.note(node, "guarded", step=entry)
     # Of a body with a dataset loop only the loop is taken to raise.
     raising = [
         step
@@ -180,12 +170,6 @@ def _run_try(walk: Walk, node: ast.Try) -> None:
     if node.finalbody and not walk.here:
         walk.here = [entry]
     walk.run(node.finalbody)
-
-
-def _asks_a_loader(event: Event) -> bool:
-    """Return whether `next` asks for a batch, where the job may stop as in a loop."""
-    source = event.value if event.what == "asked" else None
-    return source is not None and bool(elastic_loaders_in(source))
 
 
 def _run_handlers(

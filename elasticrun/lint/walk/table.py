@@ -88,13 +88,6 @@ def _get(walk: Walk, it: MethodCalled) -> Value | None:
     return item(walk, it.receiver, it.args[0], it.node) if it.args else None
 
 
-def _join(walk: Walk, it: MethodCalled) -> Value:
-    """Join texts; where nothing stands between them, their characters count."""
-    if it.args and it.receiver.constant == "" and walk.sink.kind != "log":
-        externals.note_order(walk, it.args[0], it.node)
-    return unknown(taints=it.taints)
-
-
 def _count(_: Walk, it: MethodCalled) -> Value:
     pair = [unknown("batch_index"), it.receiver]
     return Value("wrapped", "zip", parts=pair, node=it.node)
@@ -143,11 +136,6 @@ _FUNCTIONS = _table(
         os.rename os.renames os.replace os.remove os.unlink os.rmdir os.removedirs
         shutil.move shutil.rmtree os.mkdir os.makedirs os.link os.symlink
     """),
-    (Row("port"), """
-        socket.create_server socketserver.TCPServer http.server.HTTPServer
-        http.server.ThreadingHTTPServer prometheus_client.start_http_server
-        torch.distributed.TCPStore
-    """),
     (Row("saved", SAVE), """
         torch.save torch.jit.save numpy.save numpy.savez numpy.savetxt json.dump
         pickle.dump yaml.dump joblib.dump safetensors.torch.save_file
@@ -187,7 +175,6 @@ _FUNCTIONS = _table(
     (Row(do=externals.open_named), "open io.open gzip.open bz2.open codecs.open"),
     (Row(do=externals.copy), "copy.copy copy.deepcopy"),
     (Row(gives="first"), "csv.writer csv.DictWriter"),
-    (Row(do=externals.zip_), "zip itertools.zip_longest"),
     (Row(do=externals.next_), "next"),
     (Row(do=_range), "range"),
     (Row(do=_getattr), "getattr"),
@@ -326,7 +313,6 @@ _METHODS: dict[str, dict[str, Row]] = {
         _OTHERWISE: Row(),
     },
     **dict.fromkeys(("list", "set", "dict"), _CONTAINER),
-    "const": {"join": Row(do=_join)},
     "scheduler": _table(
         (Row("trained", OPTIMIZER, "nothing", "scheduler"), "step step_update"),
     ),
@@ -374,7 +360,7 @@ _METHODS: dict[str, dict[str, Row]] = {
             """),
             (Row(do=methods.gather),
              "gather gather_for_metrics all_gather all_reduce reduce"),
-            (Row(gives="alike", taint="text"), """
+            (Row(gives="alike"), """
                 split splitlines strip rstrip lower upper read_text readline decode
             """),
             (Row(gives="alike", taint="exists"), "exists is_file is_dir"),

@@ -20,7 +20,6 @@ from elasticrun.lint.graph import (
     ValuePlace,
     Write,
 )
-from elasticrun.lint.options import LintOptions
 from elasticrun.lint.project import Module, Project
 from elasticrun.lint.values import Class, Value, constant, taints_of, unknown
 from elasticrun.lint.walk.frames import Frame
@@ -94,11 +93,8 @@ class Walk:
             every call of the function around.
     """
 
-    def __init__(
-        self, project: Project, options: LintOptions, root: Module, handlers: Handlers
-    ) -> None:
+    def __init__(self, project: Project, root: Module, handlers: Handlers) -> None:
         self.project = project
-        self.options = options
         self.root = root
         self.handlers = handlers
         self.graph = Graph()

@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from elasticrun.lint import roles
 from elasticrun.lint.naming import named, written
-from elasticrun.lint.options import LintOptions
 from elasticrun.lint.project import Module, Project
 from elasticrun.lint.values import Arguments, Class, Value
 from elasticrun.lint.walk import (
@@ -48,9 +47,9 @@ _ELASTIC = named(
 )
 
 
-def walk_through(project: Project, options: LintOptions, module: Module) -> Walk:
+def walk_through(project: Project, module: Module) -> Walk:
     """Walk through a module, then through what it defines and does not call."""
-    walk = Walk(project, options, module, _HANDLERS)
+    walk = Walk(project, module, _HANDLERS)
     frame = functions.load_module(walk, module)
     if frame is None:
         return walk

@@ -135,9 +135,9 @@ def test_results_that_lie_elsewhere_are_never_overwritten(
     found = check(project, "train.py", "--replicas", 1, "--", "out")
     assert (elsewhere / "results").read_text() == "precious"
     assert found.code == 4
-    said = found.report["problem"] + found.report["detail"]
+    said = found.report.problem + found.report.detail
     assert "--writable" in said, said
-    assert found.report["notes"] == []
+    assert found.report.notes == []
     allowed = ("--replicas", 1, "--at", "0:0:1", "--writable", elsewhere)
     ended = run(project, *allowed, "train.py", "--", "out")
     assert ended.returncode != 4, ended.stdout

@@ -1,7 +1,6 @@
 """Not even two runs without a restart are the same."""
 
 import random
-import time
 
 import torch
 from torch import nn
@@ -26,6 +25,4 @@ for _epoch in remaining_epochs_until(3):
     for x, y in train:
         optimizer.zero_grad()
         (random.random() * nn.functional.mse_loss(model(x), y)).backward()
-        if time.time() < 0:
-            break
         optimizer.step()

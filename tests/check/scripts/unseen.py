@@ -1,4 +1,4 @@
-"""What a restart loses and the linter does not see; and one thing is made unlike."""
+"""What a restart loses and the linter does not see."""
 
 from collections import deque
 
@@ -29,7 +29,6 @@ optimizer = torch.optim.SGD(net.parameters(), 0.05)
 model = AdaptiveDataParallel(net, optimizer)
 rows = Rows()
 train = AdaptiveDataLoader(rows, 8, shuffle=True)
-words = list({"red", "green", "blue", "black", "white", "pink", "grey"})
 rng = np.random.default_rng(0)
 seen = {}
 last = deque(maxlen=4)
@@ -39,7 +38,7 @@ for epoch in remaining_epochs_until(3):
         seen[len(seen)] = float(x.sum())
         last.append(x.detach())
         model.steps = getattr(model, "steps", 0) + 1
-        scale = rng.uniform() + norm(net) + len(seen) + words.index("red")
+        scale = rng.uniform() + norm(net) + len(seen)
         scale += float(last[0].mean()) / 9 + model.steps / 9
         optimizer.zero_grad()
         (nn.functional.mse_loss(model(x), y) / scale).backward()

@@ -54,7 +54,7 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
     assert said.code == 2
     assert "'variables' holds more than tensors by name" in said.errors
     flip_byte(tmp_path / "job" / "checkpoint-00000001" / "model")
-    said = run(tmp_path / "job", "export", 1, target, "--json")
+    said = run(tmp_path / "job", "export", 1, target)
     assert (said.code, said.output) == (2, "")
     assert "has the checksum" in said.errors
     assert not target.exists()

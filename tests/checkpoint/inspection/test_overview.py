@@ -70,7 +70,6 @@ def test_listing_needs_neither_torch_nor_numpy(tmp_path: Path) -> None:
         ["list"],
         ["verify"],
         pytest.param(["show", "1", "model"], marks=pytest.mark.slow),
-        pytest.param(["diff", "1", "2"], marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -88,11 +87,6 @@ def test_a_reader_who_has_seen_enough_is_no_error(
             check=False,
         )
     assert (ended.returncode, ended.stderr) == (141, b"")  # As the shell says SIGPIPE.
-
-
-def test_the_value_of_the_best_is_listed(tmp_path: Path) -> None:
-    save_some(tmp_path, 5.0, 6.0, keep_best="accuracy:max")
-    assert "2 has variables.accuracy 6" in run(tmp_path).lines
 
 
 def test_what_is_only_named_like_a_checkpoint_is_no_checkpoint(tmp_path: Path) -> None:
@@ -138,9 +132,7 @@ def test_a_flipped_bit_is_found_by_reading(tmp_path: Path) -> None:
     assert said.lines[1] == "1  bad"
     assert said.lines[2].startswith(f"    {path} has the checksum ")
     assert run(tmp_path, "verify", 2).code == 0
-    (result,) = run(tmp_path, "verify", 1, "--json").values["verified"]
-    assert result["number"] == 1
-    assert len(result["problems"]) == 1
+    assert len(run(tmp_path, "verify", 1).lines) == 2
 
 
 def test_every_damaged_file_is_named(tmp_path: Path) -> None:
@@ -148,7 +140,7 @@ def test_every_damaged_file_is_named(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint-00000001"
     for name in ("model", "variables"):
         flip_byte(checkpoint / name)
-    problems = run(tmp_path, "verify", "--json").values["verified"][0]["problems"]
+    problems = run(tmp_path, "verify").lines[1:]
     assert sorted(problem.split()[0] for problem in problems) == [
         *(f"{checkpoint}/model", f"{checkpoint}/variables"),
     ]

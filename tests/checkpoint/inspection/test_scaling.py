@@ -1,9 +1,10 @@
-"""`elasticrun checkpoints scaling`, of a job with one replica."""
+"""`elasticrun status --scaling`, of a job with one replica."""
 
 from __future__ import annotations
 
 import io
 import json
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from elasticrun import (
     Variables,
     save_all_states,
 )
-from tests.checkpoint.inspection.running import make_model, run
+from elasticrun.__main__ import main
+from tests.checkpoint.inspection.running import Said, make_model
 from tests.support.data import Numbers
 from tests.support.generations import run_once
 
@@ -49,26 +51,29 @@ def save(
     run_once(script, directory)
 
 
+def scaling(directory: Path, *words: str) -> Said:
+    output, errors = io.StringIO(), io.StringIO()
+    with redirect_stdout(output), redirect_stderr(errors):
+        code = main(["status", str(directory), "--scaling", *words])
+    return Said(code, output.getvalue(), errors.getvalue())
+
+
 def test_the_table_of_a_loader(tmp_path: Path) -> None:
     save(tmp_path, "train")
-    rows = run(tmp_path, "scaling", "--json").values["train"]
+    rows = scaling(tmp_path, "--json").values["train"]
     assert [row["basis"] for row in rows] == [*["measured"] * 2, *["predicted"] * 2]
     assert rows[1]["samples_per_second"] == 16 / 0.06
     assert rows[0]["efficiency"] == pytest.approx((30 / 8 + 1) / (30 / 16 + 1) / 2)
-    lines = run(tmp_path, "scaling").lines
+    lines = scaling(tmp_path).lines
     assert lines[0].startswith("train: critical batch size 30")
     assert "efficiency" in lines[1]
     assert lines[3].endswith("1.67  measured")
     assert lines[-1].split() == ["from", "5", "not", "measured"]
-    assert run(tmp_path, "scaling", "--worth", "0.8").lines == ["2"]
-    too_much = run(tmp_path, "scaling", "--worth", "2")
-    assert (too_much.code, too_much.output) == (2, "")
-    assert "of which each is worth 2" in too_much.errors
 
 
 def test_the_table_of_a_loader_whose_sizes_the_job_decides(tmp_path: Path) -> None:
     save(tmp_path, "train", largest=64)
-    rows = run(tmp_path, "scaling", "--json").values["train"]
+    rows = scaling(tmp_path, "--json").values["train"]
     assert max(row["batch_size"] for row in rows) == rows[-1]["batch_size"] == 12
     assert rows[-1]["efficiency"] == pytest.approx((30 + 8) / (30 + 12))
 
@@ -78,18 +83,15 @@ def test_without_one_noise_there_is_throughput_alone(
     tmp_path: Path, num_models: int
 ) -> None:
     save(tmp_path, "train", num_models=num_models)
-    said = run(tmp_path, "scaling")
+    said = scaling(tmp_path)
     assert said.lines[2].split()[3:] == ["unknown", "unknown", "1.00", "measured"]
-    rows = run(tmp_path, "scaling", "--json").values["train"]
+    rows = scaling(tmp_path, "--json").values["train"]
     assert rows[0]["goodput"] is None
 
 
-def test_several_loaders_have_no_one_number(tmp_path: Path) -> None:
+def test_several_loaders_have_a_table_each(tmp_path: Path) -> None:
     save(tmp_path, "train", "other")
-    assert set(run(tmp_path, "scaling", "--json").values) == {"train", "other"}
-    said = run(tmp_path, "scaling", "--worth", "0.5")
-    assert said.code == 2
-    assert "train, other all have tables" in said.errors
+    assert set(scaling(tmp_path, "--json").values) == {"train", "other"}
 
 
 def test_without_times_there_is_no_table(tmp_path: Path) -> None:
@@ -98,6 +100,6 @@ def test_without_times_there_is_no_table(tmp_path: Path) -> None:
         save_all_states()
 
     run_once(script, tmp_path)
-    said = run(tmp_path, "scaling")
+    said = scaling(tmp_path)
     assert said.code == 2
     assert "has no times of steps" in said.errors

@@ -7,12 +7,20 @@ import logging
 import os
 import tarfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elasticrun import AdaptiveDataLoader, ElasticRunError, TarShards
+from elasticrun import (
+    AdaptiveDataLoader,
+    ElasticRunError,
+    ParquetRows,
+    TarShards,
+    TextLines,
+    TokenFiles,
+)
 
 Torn = Callable[[bytes], bytes]
 
@@ -70,7 +78,29 @@ def test_links_are_left_out_and_told(
         assert f"{name} is left out: it is a link or a device" in caplog.text
 
 
-def test_a_pipe_is_no_data(job: Any, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "a.tar")
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (TarShards, "a.tar"),
+        (TextLines, "a.txt"),
+        (TextLines, "a.txt.gz"),
+        (ParquetRows, "a.parquet"),
+        (partial(TokenFiles, length=4), "a.bin"),
+    ],
+)
+def test_a_pipe_is_no_data(job: Any, tmp_path: Path, kind: Any, name: str) -> None:
+    os.mkfifo(tmp_path / name)
     with pytest.raises(ElasticRunError, match="is no plain file, but a pipe"):
-        read(tmp_path / "a.tar")
+        list(AdaptiveDataLoader(kind(str(tmp_path / name)), 1))
+
+
+def test_a_pipe_in_the_place_of_an_index_goes(job: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("1\n2\n")
+    lines = TextLines(str(path), index=tmp_path / "kept")
+    assert len(AdaptiveDataLoader(lines, 1)) == 2
+    (kept,) = (tmp_path / "kept").iterdir()
+    kept.unlink()
+    os.mkfifo(kept)
+    assert len(AdaptiveDataLoader(TextLines(str(path), index=kept.parent), 1)) == 2
+    assert kept.is_file()

@@ -22,8 +22,6 @@ def told(
     *,
     silent: tuple[int, ...] = (),
     waiting: int = 0,
-    asked: int = 0,
-    prepared: int = 0,
     **notes: object,
 ) -> dict:
     noted = {name.removeprefix("node"): note for name, note in notes.items()}
@@ -31,8 +29,6 @@ def told(
         "notes": noted,
         "silent": list(silent),
         "num_waiting": waiting,
-        "num_asked": asked,
-        "num_prepared": prepared,
     }
 
 
@@ -72,50 +68,6 @@ def test_a_stop_request_is_heard_once_and_gives_way_to_a_stronger_one() -> None:
     assert attempt.own["stop"]["kind"] == LEAVE
     attempt.request_stop(END, "the stop command")
     assert attempt.own["stop"]["kind"] == END
-
-
-def test_the_strongest_request_is_told_until_it_is_taken_back() -> None:
-    attempt = one_of_two()
-    assert attempt.requested_preparation is None
-    attempt.read(told(node1={"prepare": {SCALE: "more"}}))
-    assert attempt.requested_preparation == (SCALE, "node 1: more")
-    attempt.request_preparation(JOIN, "another node has come")
-    assert attempt.requested_preparation == (JOIN, "another node has come")
-    assert attempt.withdraw_request(JOIN)
-    assert not attempt.withdraw_request(JOIN)
-    attempt.read(told(node1={"prepare": {}}))
-    assert attempt.requested_preparation is None
-
-
-@pytest.mark.parametrize(
-    ("own", "other", "waiting", "prepared", "are_all"),
-    [
-        (True, True, 0, 0, True),
-        (True, True, 1, 1, True),
-        (True, True, 2, 1, False),
-        (False, True, 0, 0, False),
-        (True, False, 1, 1, False),
-        (True, None, 0, 0, False),
-    ],
-)
-def test_all_are_prepared_once_each_node_and_each_that_waits_is(
-    own: bool, other: bool | None, waiting: int, prepared: int, are_all: bool
-) -> None:
-    attempt = one_of_two()
-    attempt.own["is_prepared"] = own
-    note = {} if other is None else {"is_prepared": other}
-    attempt.read(told(node1=note, waiting=waiting, prepared=prepared))
-    assert attempt.is_prepared is are_all
-
-
-def test_one_that_prepares_to_join_counts_before_the_rendezvous_knows_of_it() -> None:
-    attempt = one_of_two()
-    attempt.own["is_prepared"] = True
-    note = {"is_prepared": True}
-    attempt.read(told(node1=note, waiting=1, asked=2, prepared=1))
-    assert not attempt.is_prepared
-    attempt.read(told(node1=note, waiting=1, asked=2, prepared=2))
-    assert attempt.is_prepared
 
 
 @pytest.mark.parametrize(

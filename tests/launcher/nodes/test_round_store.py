@@ -1,10 +1,10 @@
-"""The store of one round, and the list of those that wait for it."""
+"""The store of one round."""
 
 from __future__ import annotations
 
 from torch.distributed import TCPStore
 
-from elasticrun.launcher.nodes.round_store import RoundStore, WaitList
+from elasticrun.launcher.nodes.round_store import RoundStore
 
 
 def wait_until_noted(stores: list[RoundStore]) -> None:
@@ -43,19 +43,3 @@ def test_a_store_shows_what_is_noted_and_nothing_else() -> None:
     stores[1].say_goodbye()
     wait_until_noted(stores)
     assert stores[0].staying([]) == set()
-
-
-def test_a_wait_list_counts_who_is_prepared_for_a_request_of_its_job() -> None:
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    waiting, other = WaitList(store, "train"), WaitList(store, "other")
-    assert (waiting.requested, waiting.count("prepared", "a/0")) == ("", 0)
-    waiting.request_preparation("a/0")
-    assert (waiting.requested, other.requested) == ("a/0", "")
-    for _ in range(2):
-        waiting.note("asked", "a/0")
-        assert waiting.count("asked", "a/0") > waiting.count("prepared", "a/0")
-        waiting.note("prepared", "a/0")
-    assert [waiting.count("prepared", name) for name in ("a/0", "a/1")] == [2, 0]
-    assert other.count("prepared", "a/0") == 0
-    waiting.request_preparation("")
-    assert waiting.requested == ""

@@ -13,7 +13,6 @@ import pytest
 
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks.waiting import WaitingReplica
-from elasticrun.launcher.nodes.nodes import SCALE
 from elasticrun.launcher.options import NodeSettings, Options, Program, Replicas
 from elasticrun.launcher.supervisor.crashes import CrashBook
 from elasticrun.launcher.supervisor.replica_reports import ReplicaReports
@@ -21,26 +20,6 @@ from elasticrun.launcher.supervisor.takeover import Takeover
 from elasticrun.replicas.wire import Channel
 
 PROGRAM = Program("script", "train.py", (), ())
-
-
-class Nodes:
-    """Notes what the other nodes would be told."""
-
-    def __init__(self) -> None:
-        self.told: list[object] = []
-        self.has_request = False  # By another one.
-
-    def request_preparation(self, kind: str, cause: str) -> None:
-        self.told.append(("prepare", kind))
-
-    def withdraw_request(self, kind: str) -> None:
-        self.told.append(("withdraw", kind))
-
-    def note_prepared(self, is_prepared: bool = True) -> None:
-        self.told.append("prepared" if is_prepared else "not prepared")
-
-    def skip_preparation(self) -> None:
-        self.told.append("skip")
 
 
 class Stage:
@@ -68,16 +47,15 @@ class Stage:
             fork=lambda size, on_forked: self.asked.append((size, on_forked)),
             note_running=lambda pids: None,
         )
-        nodes: Any = Nodes()
-        self.nodes: Nodes = nodes
+        self.stops: list[str] = []  # Of the generation that runs.
         self.takeover = Takeover(
             options,
             self.loop,
             starter=starter,
-            nodes=nodes,
             console=console,
             reports=self.reports,
             on_ready=lambda: None,
+            on_prepared=self.stops.append,
         )
         running: Any = [SimpleNamespace(pid=2**22 + rank) for rank in range(2)]
         self.generation: Any = SimpleNamespace(
@@ -144,15 +122,15 @@ def opened(tmp_path: Path) -> Iterator[Open]:
         stage.close()
 
 
-def test_all_nodes_are_told_once_the_successors_wait(opened: Open) -> None:
+def test_what_runs_gives_way_once_the_successors_wait(opened: Open) -> None:
     stage = opened()
     text = stage.takeover.scale(3, stage.generation)
     assert text == "rescaling from 2 to 3 replicas"
     assert stage.takeover.is_preparing
     stage.fork()
-    assert stage.nodes.told == [("prepare", SCALE), "not prepared"]
+    assert stage.stops == []
     stage.wait()
-    assert stage.nodes.told[2:] == ["prepared"]
+    assert stage.stops == [text]
 
 
 def test_what_runs_gives_way_to_successors_that_cannot_run_beside_it(
@@ -162,7 +140,7 @@ def test_what_runs_gives_way_to_successors_that_cannot_run_beside_it(
     stage.generation.has_job = False
     stage.takeover.scale(3, stage.generation)
     stage.fork()
-    assert stage.nodes.told == [("prepare", SCALE), "not prepared", "skip"]
+    assert len(stage.stops) == 1
 
 
 def test_a_rescaling_taken_back_leaves_no_successor(opened: Open) -> None:
@@ -173,17 +151,6 @@ def test_a_rescaling_taken_back_leaves_no_successor(opened: Open) -> None:
     assert text == "staying at 2 replicas, not 3"
     assert (stage.takeover.size, stage.takeover.is_preparing) == (2, False)
     assert stage.takeover.successors.pids == set()
-    assert ("withdraw", SCALE) in stage.nodes.told
-
-
-def test_successors_that_another_node_needs_go_on_to_prepare(opened: Open) -> None:
-    stage = opened()
-    stage.takeover.scale(3, stage.generation)
-    stage.nodes.has_request = True
-    stage.takeover.scale(2, stage.generation)
-    assert stage.takeover.is_preparing
-    assert [size for size, _ in stage.asked] == [3, 2]
-    assert ("withdraw", SCALE) in stage.nodes.told  # This node needs none.
 
 
 def test_what_runs_goes_on_when_a_successor_fails(opened: Open) -> None:
@@ -201,20 +168,13 @@ def test_what_runs_goes_on_when_a_successor_fails(opened: Open) -> None:
     assert (told, stage.said[-1]) == ([(text, True)], text)
     stage.takeover.scale(3, stage.generation)
     stage.fork()  # Not beside what runs any more.
-    assert stage.nodes.told[-1] == "skip"
+    assert len(stage.stops) == 1
 
 
-def test_among_nodes_others_follow_a_successor_that_fails(opened: Open) -> None:
+def test_among_nodes_what_runs_gives_way_at_once(opened: Open) -> None:
     stage = opened(nodes=NodeSettings(1, 2, "localhost", 29400))
-    stage.takeover.scale(3, stage.generation)
-    stage.fork()
-    stage.fail()
-    assert stage.takeover.size == 3
-    assert stage.said[-1].startswith(
-        "a new replica failed, so the running ones stop first."
-    )
-    stage.fork()
-    assert stage.nodes.told[-1] == "skip"
+    text = stage.takeover.scale(3, stage.generation)
+    assert stage.stops == [text]
 
 
 def test_spares_become_successors_of_a_crash_and_not_of_a_rescaling(
@@ -228,24 +188,8 @@ def test_spares_become_successors_of_a_crash_and_not_of_a_rescaling(
     successors = stage.takeover.successors
     spares = successors.spares
     assert (len(spares), successors.num_ready_spares) == (2, 2)
-    assert stage.nodes.told == []  # Nobody waits for them.
+    assert stage.stops == []  # Nobody waits for them.
     stage.takeover.end()
     stage.takeover.prepare()
     assert (successors.is_requested, stage.asked) == (True, [])
     assert [each.pid for each in successors.offer()] == spares
-
-
-def test_no_call_is_heard_by_who_stops_already(opened: Open) -> None:
-    stage = opened()
-    stage.takeover.end()
-    stage.takeover.on_preparation_requested("another node has come")
-    assert (stage.takeover.is_preparing, stage.asked) == (False, [])
-    stage.takeover.begin(stage.generation)
-    stage.takeover.on_preparation_requested("another node has come")
-    assert stage.takeover.is_preparing
-    stage.takeover.on_preparation_withdrawn()
-    assert not stage.takeover.is_preparing
-    assert stage.said == [
-        "another node has come: new replicas prepare beside the running ones",
-        "the change is no longer wanted; the running replicas go on",
-    ]

@@ -2,7 +2,8 @@
 
 PROGRAM says which one; DEATHS is JSON: for each generation [rank, place, batch], where
 batches of the first loop are counted over all epochs. The end of the training is
-printed: a digest of all that was trained.
+printed: a digest of all that was trained. It comes after EPOCHS; in a long training
+with the epoch in which there is a mark `enough`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import copy
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,8 @@ from elasticrun import (
 from tests.support.deaths import die
 
 DEATHS = json.loads(os.environ.get("DEATHS", "[]"))
-EPOCHS = 2
+EPOCHS = int(os.environ.get("EPOCHS", 2))
+ENOUGH = Path(os.environ["LAUNCHER_TEST"], "marks", "enough")
 PROGRAMS: dict[str, Callable[[], dict[str, Any]]] = {}
 
 
@@ -161,6 +164,36 @@ def dropout() -> dict[str, Any]:
         maybe_die("added", batch)
     with total.synchronized():
         return net.state_dict() | {"batches": total["batches"], "loss": total["loss"]}
+
+
+@program
+def long() -> dict[str, Any]:
+    """Nine tenths of a turn lie before its step, and sums behind it."""
+    torch.manual_seed(elasticrun.rank())
+    np.random.seed(elasticrun.rank())
+    net = nn.Sequential(*make_net(norm=True), nn.Dropout(0.4))
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [20, 40])
+    model = AdaptiveDataParallel(net, optimizer, scheduler)
+    total = Accumulator(name="total")
+    train = loader()
+    for _ in remaining_epochs_until(EPOCHS):
+        for inputs, targets in train:
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(inputs + 0.1 * np.random.rand()), targets)
+            time.sleep(0.045)  # As of a larger model.
+            loss.backward()
+            optimizer.step()
+            total["loss"] += loss.item() * 0.5
+            total += {"batches": 1, "enough": ENOUGH.exists()}
+            time.sleep(0.005)
+        scheduler.step()
+        with total.synchronized():
+            is_enough = total["enough"] > 0
+            ended = {"batches": total["batches"], "loss": total["loss"]}
+        if is_enough:
+            break
+    return net.state_dict() | ended
 
 
 @program

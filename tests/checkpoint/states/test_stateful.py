@@ -1,15 +1,15 @@
-"""What saves compare of a model that all replicas have alike."""
+"""What saves compare of a module, which all replicas have alike."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from elasticrun.parallel.states import ParallelState
+from elasticrun.checkpoint.states.stateful import StatefulState
 
 
 def samples(module: nn.Module) -> dict[str, list[float]]:
-    return {**ParallelState("model", module, module).samples()}
+    return {**StatefulState("model", module).samples()}
 
 
 def test_what_is_compared_does_not_grow_with_the_model() -> None:
