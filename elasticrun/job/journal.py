@@ -49,6 +49,7 @@ class Journal:
     def __init__(self, records: Records, generators: Generators) -> None:
         self._records = records
         self._generators = generators
+        generators.watch_anchors(records.put_anchors)
         self._drawn: bytes | None = b""  # The generators at the last look,
         self._cell = _UNKNOWN  # and where they are recorded.
         self._needed: set[int] = set()  # The cells of boundaries in the record.
@@ -144,7 +145,10 @@ class Told:
             return self.offer[number]
         entry = self.at(number)
         assert entry is not None
-        return bytes_of(self._records.read_cell(self._rank, entry.cell))
+        return bytes_of(
+            self._records.read_cell(self._rank, entry.cell),
+            self._records.read_anchors(self._rank),
+        )
 
 
 def encode_offer(generators: Mapping[int, bytes]) -> bytes:

@@ -9,10 +9,11 @@ machines have no access to it.
     journals  one for each text: what has happened since, line by line
     offer     what this replica can do after another one's death
     cells     bytes that texts and lines name by their numbers, such as generators
+    anchors   two, in turn: what the generators were at places of the program
 
 Whatever is written is of no account until one last store of four bytes: of how many
-texts there were, or of where an area ends.
-So a kill at any moment leaves all or nothing.
+texts or anchors there were, or of where an area ends. So a kill at any moment leaves
+all or nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import psutil
 from elasticrun.replicas.store import JobStore
 
 _TOKEN = slice(0, 16)
-_NUMBER = 16  # Of the last text.
+_NUMBER, _NUMBER_OF_ANCHORS = 16, 20  # Of the last text, and of the last anchors.
 _AREA = 1 << 20
 _TEXTS, _JOURNALS, _OFFER = (
     (64, 64 + _AREA),
@@ -41,7 +42,8 @@ _TEXTS, _JOURNALS, _OFFER = (
     64 + 4 * _AREA,
 )
 _CELLS = range(64 + 5 * _AREA, 64 + 5 * _AREA + (1 << 18), 1 << 16)
-_SIZE = _CELLS.stop  # Pages that are not touched take no memory.
+_ANCHORS = (_CELLS.stop, _CELLS.stop + _AREA)
+_SIZE = _CELLS.stop + 2 * _AREA  # Pages that are not touched take no memory.
 _WORD = 4  # Bytes of a number, and of where an area ends, in front of it.
 _MOST = _AREA - _WORD
 _FULL = _AREA  # The end of a journal that could not take more.
@@ -140,6 +142,12 @@ class Records:
         self._fill(_CELLS[number], data)
         return number
 
+    def put_anchors(self, data: bytes) -> None:
+        """Record anchors in place of those before."""
+        number = _load(self._memory, _NUMBER_OF_ANCHORS) + 1
+        self._fill(_ANCHORS[number % 2], data)
+        self._store(_NUMBER_OF_ANCHORS, number)
+
     def _fill(self, area: int, data: bytes) -> None:
         self._memory[area + _WORD : area + _WORD + len(data)] = data
         self._store(area, len(data))
@@ -168,6 +176,11 @@ class Records:
     def read_cell(self, rank: int, number: int) -> bytes:
         """Return the bytes that a rank has put into a cell."""
         return _area_of(self._memory_of(rank), _CELLS[number])
+
+    def read_anchors(self, rank: int) -> bytes:
+        """Return the anchors that a dead rank has recorded; nothing if it has none."""
+        memory = self._memory_of(rank)
+        return _area_of(memory, _ANCHORS[_load(memory, _NUMBER_OF_ANCHORS) % 2])
 
     def _memory_of(self, rank: int) -> mmap.mmap:
         return self._memory if rank == self.rank else self._others[rank].memory

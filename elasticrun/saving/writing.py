@@ -356,11 +356,12 @@ def _check_same_parameters(
             raise CheckpointError(
                 f"the replicas have drifted apart: {', '.join(differing[:_MOST_NAMED])}"
                 f"{f' and {more} more' if more > 0 else ''} of {name!r} on rank "
-                f"{rank} differ from those of rank 0, so the "
-                "gradients with which they were stepped were not averaged. This was "
-                "not saved; the checkpoint before it is untouched. Compute all losses "
-                "by forward passes of an AdaptiveDataParallel, and change parameters "
-                "in the same way on every replica."
+                f"{rank} differ from those of rank 0. The gradients with which they "
+                "were stepped were not averaged, or a copy (an EMA) is updated on some "
+                "replicas alone. This was not saved; the checkpoint before it is "
+                "untouched. Compute all losses by forward passes of an "
+                "AdaptiveDataParallel, and change parameters in the same way on every "
+                "replica."
             )
 
 

@@ -27,6 +27,7 @@ CASES: list[tuple[str, list[Death], list[str]]] = [
     ("own_ddp", [(1, "forward", 7)], []),
     ("logged", [(1, "forward", 3), (0, "forward", 5)], []),
     ("logged", [(0, "step", 3)], [BEHIND.format(0)]),
+    ("masked", [(1, "forward", 2), (0, "forward", 3), (1, "forward", 7)], []),
     ("gan", [(1, "backward", 5), (0, "step", 7), (1, "step", 8)], []),
     (
         "steps",

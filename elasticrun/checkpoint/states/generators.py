@@ -13,7 +13,6 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.checkpoint.states.gathered import GatheredState
 from elasticrun.checkpoint.states.noted import Noted, Place
@@ -39,6 +38,9 @@ class Generators(GatheredState):
 
     `load` only remembers them: replayed code may still draw. `restore` puts them back
     when the program moves on from the position that was saved with them.
+
+    Attributes:
+        seen: What the last look has returned.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -50,7 +52,8 @@ class Generators(GatheredState):
         self._is_sure = False  # Whether several ranks have shown that.
         self._glance = _Glance()
         self.noted = {in_epoch: Noted(_MOST_NOTED) for in_epoch in (True, False)}
-        self.seen: bytes | None = None  # By the last look.
+        self._on_anchors: Callable[[bytes], object] | None = None
+        self.seen: bytes | None = None
 
     def save(self, fileobj: BinaryIO) -> None:
         """Write the generators as they are now, or what is yet to be restored."""
@@ -58,8 +61,7 @@ class Generators(GatheredState):
             values = {"seed": self._seed}
         else:
             values = self._loaded or capture(self._device)
-        anchors = {key: noted.encode() for key, noted in self.noted.items()}
-        save_values({**values, "anchors": anchors}, fileobj)
+        save_values({**values, **self._anchors()}, fileobj)
 
     def load(self, fileobj: BinaryIO) -> None:
         """Remember the saved generators; `restore` puts them into the process.
@@ -78,11 +80,25 @@ class Generators(GatheredState):
             noted.decode(anchors.get(in_epoch, ()), name="random.anchors")
             for place in noted.places:
                 _try(_values_of(b"".join(noted.at(place).values())))
+        self._tell_anchors()
+
+    def watch_anchors(self, on_anchors: Callable[[bytes], object]) -> None:
+        """Call with what is saved of the anchors, now and whenever there are others."""
+        self._on_anchors = on_anchors
+        self._tell_anchors()
+
+    def _tell_anchors(self) -> None:
+        if self._on_anchors is not None:
+            self._on_anchors(_encoded(self._anchors()))
+
+    def _anchors(self) -> dict[str, Any]:
+        return {"anchors": {key: noted.encode() for key, noted in self.noted.items()}}
 
     def note(self, place: Place) -> None:
         """Note the generators at an anchor of the program: see `ReplayedStates`."""
         self._glance.look(self._device)
         self.noted[place[2]].add(place, dict(enumerate(self._glance.parts)))
+        self._tell_anchors()
 
     def put_back_at(self, place: Place) -> None:
         """Draw on as at an anchor; nothing is known of some, as after a rescue."""
@@ -91,37 +107,6 @@ class Generators(GatheredState):
             parts = {**dict(enumerate(self._glance.parts)), **known}
             packed = b"".join(parts[key] for key in sorted(parts))
             _apply_all(_values_of(packed), self._device)
-
-    def load_from(self, checkpoint: Checkpoint, rank: int) -> bool:
-        """Load what the rank has saved, or derive it; return whether either could be.
-
-        A rescue knows of a dead rank no anchors. It has those of another one as far as
-        it drew like that: replicas that draw alike, as a mask, would drift apart.
-        """
-        is_there = super().load_from(checkpoint, rank)
-        if self._loaded is not None and not any(e.places for e in self.noted.values()):
-            for part in self._saved(checkpoint, rank).values():
-                if self._take_anchors(load_values(io.BytesIO(part)), self._loaded):
-                    break
-        return is_there
-
-    def _take_anchors(self, values: dict[str, Any], own: dict[str, Any]) -> bool:
-        alike = {
-            key
-            for key, name in enumerate(("python", "numpy", "", "torch"))
-            if _digest(values.get(name)) == _digest(own.get(name))
-        }
-        if len(alike) == 1 or "anchors" not in values:
-            return False
-        for in_epoch, anchors in values["anchors"].items():
-            theirs = Noted(_MOST_NOTED)
-            theirs.decode(anchors, name="random.anchors")
-            for place in theirs.places:
-                known = theirs.at(place)
-                self.noted[in_epoch].add(
-                    place, {k: known[k] for k in known if k in alike}
-                )
-        return True
 
     def derive(self, parts: Sequence[bytes], rank: int) -> None:
         """Remember a seed of this rank's own: the checkpoint has nothing of it.
@@ -178,10 +163,19 @@ class Generators(GatheredState):
         self._loaded = self._seed = None
 
 
-def bytes_of(packed: bytes) -> bytes:
-    """Return what `Generators.save` would have written, from what a look has seen."""
+def bytes_of(packed: bytes, anchors: bytes) -> bytes:
+    """Return what `Generators.save` would have written.
+
+    Args:
+        packed: What a look has seen.
+        anchors: What a watcher of them was told last.
+    """
+    return _encoded({**_values_of(packed), **load_values(io.BytesIO(anchors))})
+
+
+def _encoded(values: dict[str, Any]) -> bytes:
     buffer = io.BytesIO()
-    save_values(_values_of(packed), buffer)
+    save_values(values, buffer)
     return buffer.getvalue()
 
 

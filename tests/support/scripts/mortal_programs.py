@@ -167,6 +167,26 @@ def dropout() -> dict[str, Any]:
 
 
 @program
+def masked() -> dict[str, Any]:
+    """Each replica has a seed of its own, and draws a mask for each epoch."""
+    torch.manual_seed(elasticrun.rank())
+    np.random.seed(elasticrun.rank())
+    net = make_net()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    model = AdaptiveDataParallel(net, optimizer)
+    train = loader()
+    for epoch in remaining_epochs_until(EPOCHS):
+        mask, noise = torch.rand(6) > 0.3, np.random.rand()
+        for inputs, targets in train:
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(inputs * mask + noise), targets)
+            maybe_die("forward", epoch * 5 + train.batch_index)
+            loss.backward()
+            optimizer.step()
+    return net.state_dict()
+
+
+@program
 def long() -> dict[str, Any]:
     """Nine tenths of a turn lie before its step, and sums behind it."""
     torch.manual_seed(elasticrun.rank())
