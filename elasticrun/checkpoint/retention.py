@@ -15,12 +15,7 @@ def newest_to_keep(
     Args:
         numbers: All that there are, the newest first.
         is_good: Asked of no more of them than needed, since it costs.
-
-    Raises:
-        ValueError: None would stay.
     """
-    if keep < 1:
-        raise ValueError(f"keep={keep}: at least 1 checkpoint must be kept")
     stay: set[int] = set()
     num_good = 0
     for number in numbers:

@@ -60,6 +60,8 @@ class CheckpointStore:
     ) -> None:
         self.storage = storage_at(directory)
         self.job = job
+        if keep < 1:
+            raise ValueError(f"keep={keep}: at least 1 checkpoint must be kept")
         self.keep = keep
         self._bad_numbers: set[int] = set()  # Of those that were found damaged.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.optim import Optimizer
 
@@ -258,7 +259,7 @@ class AdaptiveDataParallel(nn.Module):
                 return self.module(*args, **kwargs)
             self._gradient_hooks.unhook()  # The new DDP's hooks come before them.
             reduction.renew()
-        if self.training:
+        if self.training and not is_compiling():
             self._read_ahead.note_forward(loop_if_any())
         is_step = self._gradient_hooks.prepare(is_training=self.training)
         if reduction is None:

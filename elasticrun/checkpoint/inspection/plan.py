@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.inspection.contents import load_file
 from elasticrun.checkpoint.states.expected import SIZES, check_values
 
 _PREFIXES = ("loader.", "loader-")  # As states of loaders are called.
@@ -28,8 +28,9 @@ def states_of_loaders(checkpoint: Checkpoint) -> Iterator[tuple[str, dict[str, A
     """Yield the name of each loader, and what is kept of it."""
     for name in checkpoint.names():
         if name.startswith(_PREFIXES):
-            with checkpoint.open(name) as file:
-                yield name.removeprefix("loader."), json.loads(file.read())
+            values = load_file(checkpoint, name)
+            if isinstance(values, dict):  # Whoever has written the file.
+                yield name.removeprefix("loader."), values
 
 
 def plan_in(values: dict[str, Any]) -> dict[int, int]:

@@ -203,7 +203,7 @@ class _Tensor(_Node):
         self._first = None if copy is not None else _first_of(own)
 
     def form(self) -> Any:
-        if self._copy is None:
+        if self._copy is None or _is_sharded(self._copy):
             return set()
         flat = self._copy.cpu().reshape(-1).view(torch.uint8)
         parts = (
@@ -227,6 +227,8 @@ class _Tensor(_Node):
             return value
         if own is _MISSING:
             own = value
+            if _is_sharded(own):
+                return value
             if not _is_counted(own) or not _is_like(own, copy):
                 return copy.clone() if is_free else value
         if not _has(own, copy.to(own.device)):  # Else it would count as changed.
