@@ -251,7 +251,8 @@ class Run:
         self._num_epochs += part.num_epochs
         most = max([0, *(p.num_steps for p in part.loops if isinstance(p, Steps))])
         for epoch in remaining_epochs_until(self._num_epochs):
-            self._num_steps = num_steps + (epoch - first) * most
+            # After a break, epochs have lower numbers than those asked for before.
+            self._num_steps = num_steps + max(epoch - first, 0) * most
             for loop in part.loops:
                 self._part(loop)
             if epoch == part.break_in:
