@@ -37,7 +37,7 @@ setup(
         "examples": ["scikit-learn"],
         "accelerate": ["accelerate>=1.0"],
         "lightning": ["lightning>=2.1"],
-        "ray": ["ray[train]>=2.60"],
+        "ray": ["ray[train]>=2.58"],
         "transformers": ["transformers>=5.23", "accelerate>=1.15"],
         "docs": DOCS,
         "test": TEST,

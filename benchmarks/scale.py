@@ -54,7 +54,7 @@ from elasticrun.replicas.gate import CHECKPOINT, Decision, Gate
 from elasticrun.replicas.links import Links, connect_all
 from elasticrun.replicas.membership import Membership
 from elasticrun.replicas.messages import Answer, Ask, Farewell, HasLeft, decode, encode
-from elasticrun.replicas.open_files import allow_open_files, files_of_rank_0
+from elasticrun.replicas.open_files import raise_limit_of_open_files
 from elasticrun.replicas.store import Address, JobStore
 from elasticrun.replicas.watcher import Watcher
 from elasticrun.saving.capturing import Capture
@@ -171,7 +171,7 @@ def be_the_others(
     pipe: Connection, address: str, directory: str, num_replicas: int
 ) -> None:
     """Do what rank 0's process says, and tell it the counts."""
-    allow_open_files(files_of_rank_0(num_replicas))
+    raise_limit_of_open_files()
     with counting():
         others = Others(address, directory, num_replicas)
         pipe.send(CountedClient.take())
@@ -365,7 +365,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     for num_replicas in options.replicas:
-        allow_open_files(files_of_rank_0(num_replicas))
+        raise_limit_of_open_files()
         with tempfile.TemporaryDirectory() as directory, counting():
             rank_zero = RankZero(directory, num_replicas)
             rank_zero.measure_agreements()

@@ -102,7 +102,7 @@ def has_mark(variables_of_process: bytes) -> bool:
 
 def hash_seed() -> dict[str, str]:
     """Return what gives sets of texts one order, in all replicas and after restarts."""
-    return {} if _HASH_SEED in os.environ else {_HASH_SEED: "0"}
+    return {} if os.environ.get(_HASH_SEED) else {_HASH_SEED: "0"}
 
 
 def of_forkserver(*, is_bare: bool) -> dict[str, str]:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import queue
+import select
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from elasticrun.launcher.terminal.console import Console
 
 _MOST_SECONDS = 60.0  # For one command and what it starts.
 _LAST_SECONDS = 10.0  # For the commands that still run when the job has ended.
+_LOOK_SECONDS = 0.1
 _MOST_ERROR = 500  # Bytes of what a failed command has said.
 # And no session of its own: of those the launcher takes what is left for a replica's.
 _OWN_GROUP: Any = {"process_group": 0}
@@ -102,8 +104,15 @@ def _run(command: str, given: bytes) -> str:
         with contextlib.suppress(BrokenPipeError):  # It need not read.
             process.stdin.write(given)
             process.stdin.close()
-        while piece := process.stderr.read(1 << 16):
-            error = (error + piece)[-_MOST_ERROR:]
+        poll = select.poll()
+        poll.register(process.stderr, select.POLLIN)
+        # What it has left running in a session of its own may keep the pipe open.
+        while process.poll() is None or poll.poll(0):
+            if poll.poll(_LOOK_SECONDS * 1000):
+                piece = process.stderr.read(1 << 16)
+                error = (error + piece)[-_MOST_ERROR:]
+                if not piece:
+                    break
         code = process.wait()
         limit.cancel()
     if code == 0:

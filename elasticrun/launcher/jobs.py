@@ -50,11 +50,6 @@ class KnownJob:
         return sorted(found, key=lambda event: event["time"])
 
     @property
-    def pid(self) -> str:
-        """Its launcher's process number, if that runs here."""
-        return str((self.status or {}).get("pid", ""))
-
-    @property
     def name(self) -> str:
         """What it is called."""
         if self.status is not None:

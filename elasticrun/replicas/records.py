@@ -149,6 +149,9 @@ class Records:
         self._store(_NUMBER_OF_ANCHORS, number)
 
     def _fill(self, area: int, data: bytes) -> None:
+        room = _CELLS.step if area in _CELLS else _AREA
+        if len(data) > room - _WORD:
+            raise RecordTooLargeError(f"{len(data)} bytes have no room in a record")
         self._memory[area + _WORD : area + _WORD + len(data)] = data
         self._store(area, len(data))
 

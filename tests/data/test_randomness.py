@@ -309,11 +309,13 @@ def test_what_a_look_has_seen_becomes_what_is_saved(is_memory_known: bool) -> No
     generators = Generators(torch.device("cpu"))
     if not is_memory_known:  # As of another Python, or an old NumPy.
         generators._glance._python = generators._glance._numpy = None
+    told: list[bytes] = []
+    generators.watch_anchors(told.append)
     for _ in range(2):
         packed = generators.look()
         assert packed is not None
         assert generators.look() is packed
         again = Generators(torch.device("cpu"))
-        again.load(io.BytesIO(bytes_of(packed)))
+        again.load(io.BytesIO(bytes_of(packed, told[-1])))
         assert again.capture() == generators.capture()
         random.random(), np.random.rand(), torch.rand(1)

@@ -155,3 +155,11 @@ def test_a_command_that_hangs_is_ended_with_what_it_started(
     command = "sleep 1000 & sleep 1000"  # Both hold the other end of a pipe.
     lines = failures_of(command, ["crash", "end"], tmp_path, capfd)
     assert lines == [f"elasticrun: --on-event {command}: ended after 0 seconds"]
+
+
+def test_what_a_command_leaves_running_is_not_waited_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = "setsid sleep 30 & exit 3"  # It holds the other end of a pipe, too.
+    lines = failures_of(command, ["crash", "end"], tmp_path, capfd)
+    assert lines == [f"elasticrun: --on-event {command}: exit code 3"]

@@ -28,7 +28,7 @@ CASES: list[tuple[str, list[Death], list[str]]] = [
     ("logged", [(1, "forward", 3), (0, "forward", 5)], []),
     ("logged", [(0, "step", 3)], [BEHIND.format(0)]),
     ("masked", [(1, "forward", 2), (0, "forward", 3), (1, "forward", 7)], []),
-    ("gan", [(1, "backward", 5), (0, "step", 7), (1, "step", 8)], []),
+    ("gan", [(1, "backward", 5), (0, "step", 7), (1, "step", 9)], []),
     (
         "steps",
         [(1, "step", 2), (1, "forward", 3), (0, "forward", 9)],
@@ -37,7 +37,7 @@ CASES: list[tuple[str, list[Death], list[str]]] = [
     ("streams", [(1, "forward", 3), (0, "forward", 4), (1, "step", 6)], []),
     (
         "usual",
-        [(0, "forward", 2), (1, "backward", 3), (1, "step", 4), (1, "end", 7)],
+        [(0, "forward", 2), (1, "backward", 3), (1, "step", 6), (1, "end", 8)],
         ["gradients wait"],  # The scaler has left the step before it out.
     ),
 ]

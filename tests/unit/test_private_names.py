@@ -103,6 +103,11 @@ TEXTS = [
         "A worker that imports the program becomes a replica.",
     ),
     ("torch.autograd.graph", "t_outputs", ROOTS),
+    (
+        "torch.nn.utils.spectral_norm",
+        'self.name + "_orig"',
+        "What it makes of a parameter is said to be in no checkpoint.",
+    ),
     ("torch.library", "weakref.finalize(", SLOW_END),
     (
         "datasets.iterable_dataset",

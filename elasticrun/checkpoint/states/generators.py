@@ -17,6 +17,9 @@ from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.checkpoint.states.gathered import GatheredState
 from elasticrun.checkpoint.states.noted import Noted, Place
 from elasticrun.checkpoint.states.values import load_values, save_values
+from elasticrun.logger import Logger
+
+logger = Logger(__name__)
 
 _MOST_NOTED = 1 << 17  # Bytes of each rank's: the record for a rescue has them, too.
 # The generators' memory, a Mersenne Twister's: its words and the position among them;
@@ -53,6 +56,7 @@ class Generators(GatheredState):
         self._glance = _Glance()
         self.noted = {in_epoch: Noted(_MOST_NOTED) for in_epoch in (True, False)}
         self._on_anchors: Callable[[bytes], object] | None = None
+        self._has_said = False
         self.seen: bytes | None = None
 
     def save(self, fileobj: BinaryIO) -> None:
@@ -97,15 +101,20 @@ class Generators(GatheredState):
     def note(self, place: Place) -> None:
         """Note the generators at an anchor of the program: see `ReplayedStates`."""
         self._glance.look(self._device)
-        self.noted[place[2]].add(place, dict(enumerate(self._glance.parts)))
+        noted = self.noted[place[2]]
+        noted.add(place, dict(enumerate(self._glance.parts)))
+        if noted.is_over and not self._has_said:
+            self._has_said = True
+            logger.info(
+                "an epoch has many loops: what was drawn between them is drawn anew "
+                "where code there is replayed"
+            )
         self._tell_anchors()
 
     def put_back_at(self, place: Place) -> None:
-        """Draw on as at an anchor; nothing is known of some, as after a rescue."""
+        """Draw on as at an anchor; as now where none was noted."""
         if known := self.noted[place[2]].at(place):
-            self._glance.look(self._device)
-            parts = {**dict(enumerate(self._glance.parts)), **known}
-            packed = b"".join(parts[key] for key in sorted(parts))
+            packed = b"".join(known[key] for key in sorted(known))
             _apply_all(_values_of(packed), self._device)
 
     def derive(self, parts: Sequence[bytes], rank: int) -> None:

@@ -35,7 +35,6 @@ _DEEPEST = 32  # Deeper values may contain themselves.
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _DICTIONARIES = frozenset({dict, OrderedDict, defaultdict, Counter})
 _ROWS = frozenset({list, tuple, deque, set, frozenset})
-_SETS = frozenset({set, frozenset})
 # What else never changes in place, with subclasses: made of its class and arguments,
 _MADE = (
     *(bytes, enum.Enum, pathlib.PurePath, range, torch.Size, torch.device),
@@ -253,6 +252,8 @@ class _Container(_Node):
         self._kind, self._parts, self._own = kind, parts, own
 
     def form(self) -> Any:
+        if len(self._parts) > _MOST_VALUES:  # Which takes long, for nothing.
+            return set()
         if type(self._parts) is list:
             forms = [*map(_form, self._parts)]
             if self._kind not in (set, frozenset):

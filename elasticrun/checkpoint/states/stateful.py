@@ -151,10 +151,17 @@ class StatefulState(BaseState):
             )
 
     def samples(self) -> Mapping[str, list[float]]:
-        """Return sums over elements of a module's parameters, by neighbours' names."""
+        """Return sums over elements of a module's parameters, by neighbours' names.
+
+        Without those that are not trained: one replica alone may follow with a copy.
+        """
         target = None if self.takes_shards else self.target
         every = target.named_parameters() if isinstance(target, nn.Module) else ()
-        named = [e for e in every if not isinstance(e[1], UninitializedParameter)]
+        named = [
+            (name, each)
+            for name, each in every
+            if each.requires_grad and not isinstance(each, UninitializedParameter)
+        ]
         bounds = [len(named) * part // _NUM_PARTS for part in range(_NUM_PARTS + 1)]
         groups = [named[start:stop] for start, stop in pairwise(bounds) if start < stop]
         if not groups:
@@ -243,7 +250,8 @@ def _sums(tensors: list[torch.Tensor]) -> torch.Tensor:
 def _plain_tensors(target: object) -> dict[str, tuple[torch.Tensor, int]]:
     """Return a module's tensors that are no parameters or buffers, with their versions.
 
-    Without those made of parameters (`weight_norm`), and of metrics, which are saved.
+    Without those made of parameters (`weight_norm`, `spectral_norm`), and of metrics,
+    which are saved.
     """
     modules = target.named_modules() if isinstance(target, nn.Module) else ()
     return {
@@ -253,6 +261,7 @@ def _plain_tensors(target: object) -> dict[str, tuple[torch.Tensor, int]]:
         for name, value in vars(module).items()
         if isinstance(value, torch.Tensor)
         and not (value.requires_grad or value.is_inference())
+        and f"{name}_orig" not in module._parameters
     }
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
+import contextlib
+import itertools
+import logging
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
@@ -12,8 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
+# What they hold for themselves is no change of the data.
+_LEFT_OUT = (type, ModuleType, logging.Logger, logging.Handler)
 _MOST = 10_000  # Values that are looked at; a long list of paths has no end.
+_ROWS = (list, tuple, dict, deque)
+_MANY = 100  # Parts of one of them, which come last.
 
 # From where a value is, below what was looked at, to what it is.
 Seen = dict[str, Any]
@@ -28,27 +35,30 @@ def seen(**roots: Any) -> Seen:
     """
     found: Seen = {}
     known: set[int] = set()
-    waiting = list(roots.items())
-    for place, value in waiting:  # Which grows meanwhile.
-        if len(found) + len(known) >= _MOST:
-            break
+    waiting, elements = deque(roots.items()), deque[tuple[str, Any]]()
+    while (waiting or elements) and len(found) + len(known) < _MOST:
+        # Attributes first: a long list would leave no room for them.
+        place, value = waiting.popleft() if waiting else elements.popleft()
         if isinstance(value, _PLAIN):
             found[place] = type(value), value
         elif isinstance(value, torch.Tensor):
-            if not value.is_shared():  # type: ignore[no-untyped-call]
+            if value.layout is not torch.strided or value.is_inference():
+                found[place] = weakref.ref(value)
+            elif not value.is_shared():  # type: ignore[no-untyped-call]
                 found[place] = weakref.ref(value)
                 found[f"{place} (its values)"] = value._version
         elif isinstance(value, np.ndarray):
             found[place] = weakref.ref(value)
-        elif not isinstance(value, (type, ModuleType)) and id(value) not in known:
+        elif not isinstance(value, _LEFT_OUT) and id(value) not in known:
             known.add(id(value))
-            waiting += _parts(place, value)
+            is_long = isinstance(value, _ROWS) and len(value) > _MANY
+            (elements if is_long else waiting).extend(_parts(place, value))
     return found
 
 
 def changed(before: Seen, now: Seen) -> str | None:
     """Return where a value differs, None if none does."""
-    places = before | now
+    places = now | before  # Attributes come first.
     return next((p for p in places if _differ(before.get(p), now.get(p))), None)
 
 
@@ -63,15 +73,10 @@ def _differ(before: Any, now: Any) -> bool:
 
 
 def _parts(place: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, (list, tuple)):
-        for number, each in enumerate(value[:_MOST]):
-            yield f"{place}[{number}]", each
-    elif isinstance(value, dict):
-        for key, each in value.items():
-            yield f"{place}[{key!r}]", each
+    if isinstance(value, (set, frozenset, *_ROWS)):
+        yield from _elements(place, value)
     elif isinstance(value, FunctionType):
-        variables = inspect.getclosurevars(value).nonlocals
-        yield from ((f"{place}.{name}", each) for name, each in variables.items())
+        yield from _variables(place, value)
     elif isinstance(value, MethodType):
         yield place, value.__self__
     elif isinstance(value, partial):
@@ -82,3 +87,21 @@ def _parts(place: str, value: Any) -> Iterator[tuple[str, Any]]:
         for name, each in list(getattr(value, "__dict__", {}).items()):
             if not (is_own and name.startswith("_")):
                 yield f"{place}.{name}", each
+
+
+def _elements(place: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, (set, frozenset)):
+        yield place, "".join(sorted(map(repr, value)))
+    elif isinstance(value, dict):
+        for key, each in itertools.islice(value.items(), _MOST):
+            yield f"{place}[{key!r}]", each
+    else:
+        for number, each in enumerate(itertools.islice(value, _MOST)):
+            yield f"{place}[{number}]", each
+
+
+def _variables(place: str, function: FunctionType) -> Iterator[tuple[str, Any]]:
+    names, cells = function.__code__.co_freevars, function.__closure__ or ()
+    for name, cell in zip(names, cells, strict=True):
+        with contextlib.suppress(ValueError):  # It is empty so far.
+            yield f"{place}.{name}", cell.cell_contents

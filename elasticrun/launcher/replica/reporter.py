@@ -150,6 +150,8 @@ class Reporter:
             "gpu_utilization": gpu_utilization,
             "num_forward_passes": job.num_forward_passes,
             "can_rescue": job.rescue is not None and job.rescue.is_on,
+            # Also before its first boundary, of which the launcher hears too late.
+            "may_rescue": job.rescue is not None and not job.rescue.is_off,
             "no_rescue": job.why_no_rescue,
             "failed_saves": job.num_failed_saves,
             "saved_at": None if newest is None else newest.time,

@@ -157,7 +157,7 @@ class Generation:
     @property
     def may_rescue(self) -> bool:
         """Whether one that runs here may save what was trained."""
-        return any(member.report.get("can_rescue") for member in self.running)
+        return any(member.report.get("may_rescue") for member in self.running)
 
     @property
     def rescued(self) -> str:

@@ -41,10 +41,10 @@ class SilentJobError(JobError):
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        try:
-            self._started_in = os.readlink(f"/proc/{pid}/cwd")
-        except OSError:  # It has ended, or is of another container.
-            self._started_in = "another place"
+        self._started_in = "another place"  # It has ended, or is in a container.
+        if sockets.is_of_this_container(pid):
+            with contextlib.suppress(OSError):
+                self._started_in = os.readlink(f"/proc/{pid}/cwd")
         self.title = f"the job ({pid}) that was started in {self._started_in}"
         super().__init__(
             f"{self.title} does not answer (suspended, or its output is blocked)",
@@ -240,7 +240,7 @@ def find_job(name: str | None) -> JobConnection:
                 job.close()
     if not found:
         what = "job" if name is None else f"job {name!r}"
-        text = "".join(f"; {each}" for each in silent)
+        text = "".join(f"; {each}: name it by {each.pid}" for each in silent)
         raise NoSuchJobError(
             f"no {what} of this user is running{text}", exit_code=NO_JOB
         )
