@@ -150,8 +150,7 @@ class Reporter:
             "gpu_utilization": gpu_utilization,
             "num_forward_passes": job.num_forward_passes,
             "can_rescue": job.rescue is not None and job.rescue.is_on,
-            # Also before its first boundary, of which the launcher hears too late.
-            "may_rescue": job.rescue is not None and not job.rescue.is_off,
+            "may_rescue": _may_rescue(job),
             "no_rescue": job.why_no_rescue,
             "failed_saves": job.num_failed_saves,
             "saved_at": None if newest is None else newest.time,
@@ -159,6 +158,13 @@ class Reporter:
         if report != self._last:
             self._last = report
             self._channel.send({**report, "time": time.monotonic()})
+
+
+def _may_rescue(job: Job) -> bool:
+    """Return whether it may have something to save, of which no boundary tells yet."""
+    if job.rescue is None or job.rescue.is_off:
+        return False
+    return job.rescue.is_on or job.num_forward_passes > 0
 
 
 def _counts_of(position: Position) -> _Counts:
