@@ -38,3 +38,8 @@ def test_a_difference_that_one_of_the_sums_does_not_show_is_seen() -> None:
         seen.append(samples(layer)["weight"])
     assert seen[0] != seen[1]  # Of the same sum.
     assert seen[0] != seen[2]  # Of the same magnitude.
+
+
+def test_a_copy_that_is_not_trained_is_not_compared() -> None:
+    """One replica alone may follow the model with it."""
+    assert samples(nn.Linear(2, 2).requires_grad_(False)) == {}
