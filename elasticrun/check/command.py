@@ -70,12 +70,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def check(options: argparse.Namespace) -> Report:
-    """Run the check that a command line asks for.
-
-    Raises:
-        OptionError: An option cannot be.
-        ValueError: A place or a number of replicas is none.
-    """
+    """Run the check that a command line asks for."""
     arguments = list(options.args)
     if arguments[:1] == ["--"]:
         del arguments[0]

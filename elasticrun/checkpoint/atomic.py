@@ -115,12 +115,6 @@ class Preparation:
 
         Returns:
             Its directory.
-
-        Raises:
-            ValueError: It holds something else than plain files, or one that this
-                process still has open for writing.
-            CheckpointError: Another process has taken the directory over.
-            OSError: It could not be written.
         """
         self._check_open()
         try:
@@ -296,11 +290,7 @@ class AtomicDirectory:
 
 
 def _find_open_for_writing(directory: Path, names: list[str]) -> str | None:
-    """Return the first of these files that this process may still write into.
-
-    Raises:
-        OSError: A file is not there.
-    """
+    """Return the first of these files that this process may still write into."""
     being_written = set()
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError):  # It has just been closed.

@@ -50,11 +50,7 @@ class Checkpoint:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """What it says about itself; read when it is first asked for, once.
-
-        Raises:
-            CheckpointError: It cannot be read here.
-        """
+        """What it says about itself; read when it is first asked for, once."""
         return self.read()
 
     def names(self) -> tuple[str, ...]:
@@ -66,12 +62,7 @@ class Checkpoint:
         return name in self.names()
 
     def check_sizes(self) -> None:
-        """Check that every file is there with its size; no file is read.
-
-        Raises:
-            DamagedFileError: One is, or has.
-            OSError: It cannot be told.
-        """
+        """Check that every file is there with its size; no file is read."""
         records = self.manifest.files
         names = [record.name for record in records]
         sizes = self.storage.find_sizes(self.path.name, names)
@@ -80,12 +71,7 @@ class Checkpoint:
                 check_size(self.path / record.name, record, sizes[record.name])
 
     def open(self, name: str) -> BinaryIO:
-        """Open a file for reading after its size and checksum have been checked.
-
-        Raises:
-            KeyError: The checkpoint was saved without it.
-            CheckpointError: It is missing or damaged.
-        """
+        """Open a file for reading after its size and checksum have been checked."""
         record = self.manifest.record(name)
         try:
             return self.storage.open_checked(self.path.name, record)
@@ -110,12 +96,7 @@ class Draft:
         return self.storage.locate(self.folder)
 
     def write(self, name: str, write: Callable[[BinaryIO], object]) -> FileRecord:
-        """Write one file and force it to the disk.
-
-        Raises:
-            ValueError: The name is not a plain file name.
-            OSError: The file exists or could not be written.
-        """
+        """Write one file and force it to the disk."""
         check_file_name(name)
         return self.storage.write(self.folder, name, write)
 
@@ -125,24 +106,12 @@ class Draft:
         return self.storage.write_captured(self.folder, name, captured)
 
     def copy(self, checkpoint: Checkpoint, name: str) -> FileRecord:
-        """Carry a file over from another checkpoint in the same storage.
-
-        Raises:
-            KeyError: The checkpoint was saved without it.
-            CheckpointError: It is damaged.
-            OSError: It could not be written.
-        """
+        """Carry a file over from another checkpoint in the same storage."""
         record = checkpoint.manifest.record(name)
         return self.storage.copy(checkpoint.path.name, self.folder, record)
 
     def commit(self, manifest: Manifest) -> Checkpoint:
-        """Make the checkpoint exist, durably; rank 0 only, once all ranks have written.
-
-        Raises:
-            CheckpointError: A file in the manifest is not here as its rank wrote it; or
-                another job has taken the directory over.
-            OSError: It could not be written; `abandon` it.
-        """
+        """Make the checkpoint exist durably: on rank 0, once all ranks have written."""
         if manifest.number != self.number:
             raise ValueError(f"{self.path} cannot have the number {manifest.number}")
         self._check_present(manifest.files)

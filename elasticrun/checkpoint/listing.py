@@ -37,24 +37,13 @@ def list_numbers(storage: Storage) -> list[int]:
 
 
 def is_own(storage: Storage, number: int) -> bool:
-    """Return whether elasticrun made it: it is a checkpoint or a draft.
-
-    Raises:
-        StoreUnreachableError: It cannot be told.
-    """
+    """Return whether elasticrun made it: it is a checkpoint or a draft."""
     has_manifest = find_manifest(storage, number) is not None
     return has_manifest or storage.is_draft(checkpoint_name(number))
 
 
 def read_checkpoint(storage: Storage, number: int) -> Checkpoint:
-    """Open a checkpoint by its manifest, without reading its files.
-
-    Raises:
-        FileNotFoundError: It has none, so it was never committed.
-        DamagedFileError: The manifest is damaged, or that of another checkpoint.
-        CheckpointError: It has another format.
-        OSError: It cannot be read.
-    """
+    """Open a checkpoint by its manifest, without reading its files."""
     name = checkpoint_name(number)
     source = storage.locate(name, MANIFEST_NAME)
     try:
@@ -84,11 +73,7 @@ def is_uncommitted(storage: Storage, number: int) -> bool:
 
 
 def find_manifest(storage: Storage, number: int) -> int | None:
-    """Return the size of a checkpoint's manifest, None if it has none.
-
-    Raises:
-        OSError: It cannot be told.
-    """
+    """Return the size of a checkpoint's manifest, None if it has none."""
     folder = checkpoint_name(number)
     return storage.find_sizes(folder, [MANIFEST_NAME])[MANIFEST_NAME]
 
@@ -99,11 +84,7 @@ def write_counter(storage: Storage, name: str, value: int) -> None:
 
 
 def read_counter(storage: Storage, name: str) -> int:
-    """Return the count that a file keeps, -1 if it is missing, damaged, unreadable.
-
-    Raises:
-        StoreUnreachableError: It may be there, but its store cannot be asked.
-    """
+    """Return the count that a file keeps, -1 if it is missing, damaged, unreadable."""
     try:
         data = storage.read(name)
         value = int(data.split()[0])

@@ -76,11 +76,7 @@ class Manifest:
         return hashlib.sha256(self.encode()).hexdigest()[:16]
 
     def record(self, name: str) -> FileRecord:
-        """Return what the file of this name must hold.
-
-        Raises:
-            KeyError: The checkpoint was saved without it.
-        """
+        """Return what the file of this name must hold."""
         for record in self.files:
             if record.name == name:
                 return record
@@ -109,10 +105,6 @@ def decode(data: bytes, *, source: str = "the manifest") -> Manifest:
 
     Args:
         source: What to call it in an error, usually its path.
-
-    Raises:
-        DamagedFileError: A byte is missing or changed.
-        CheckpointError: Its format is not the one this elasticrun reads.
     """
     body, trailer = data[:-_TRAILER_SIZE], data[-_TRAILER_SIZE:]
     if trailer != _trailer(body):
@@ -134,11 +126,7 @@ def decode(data: bytes, *, source: str = "the manifest") -> Manifest:
 
 
 def check_job(manifest: Manifest, job: str, *, source: str) -> None:
-    """Refuse another job's checkpoint.
-
-    Raises:
-        CheckpointError: The names differ.
-    """
+    """Refuse another job's checkpoint."""
     if manifest.job == job:
         return
     if manifest.job == VERSIONS_JOB:
@@ -157,11 +145,7 @@ def check_job(manifest: Manifest, job: str, *, source: str) -> None:
 
 
 def check_file_name(name: str) -> None:
-    """Refuse a name that is not a plain one for a file inside a checkpoint.
-
-    Raises:
-        ValueError: It leaves the directory, or is one the checkpoint itself uses.
-    """
+    """Refuse a name that is not a plain one for a file inside a checkpoint."""
     if name in ("", ".", "..") or any(character in name for character in "/\\\0"):
         raise ValueError(
             f"{name!r} is not a plain file name. A checkpoint's files lie in its own "
@@ -183,13 +167,7 @@ _TRAILER_SIZE = len(_trailer(b""))
 
 
 def _decode_fields(fields: dict[str, Any]) -> Manifest:
-    """Return the manifest of these fields, which any program may have written.
-
-    Raises:
-        KeyError: One is missing.
-        TypeError: One is of another type, or there are more.
-        ValueError: One is out of its range.
-    """
+    """Return the manifest of these fields, which any program may have written."""
     del fields["crc32"]
     fields.pop("values", None)  # Of a version that kept the best checkpoint by one.
     files = tuple(

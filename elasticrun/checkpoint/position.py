@@ -46,11 +46,7 @@ class Position:
 
     @classmethod
     def decode(cls, values: Any) -> Position:
-        """Return the position that `encode` wrote.
-
-        Raises:
-            CheckpointError: `values` is not such a position.
-        """
+        """Return the position that `encode` wrote."""
         kinds = {key: type(value) for key, value in cls().encode().items()}
         is_valid = (
             isinstance(values, dict)

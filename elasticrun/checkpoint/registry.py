@@ -41,13 +41,7 @@ class Registry:
             yield from state.parts()
 
     def add(self, state: BaseState) -> None:
-        """Take a state.
-
-        Raises:
-            StateNameError: Another state has its name, or one that some file systems
-                would not tell apart.
-            CheckpointError: It cannot be saved with those that are there.
-        """
+        """Take a state."""
         for name, other in self._states.items():
             if name.lower() == state.name.lower():
                 raise StateNameError(
@@ -66,10 +60,6 @@ class Registry:
         Making a scheduler sets the optimizer's learning rate back to the first one. So
         an optimizer that was loaded before its scheduler was made is loaded once more
         (`BaseState.overwrites`).
-
-        Raises:
-            CheckpointError: The file is damaged, or does not fit, or is of the other
-                kind: shared by all ranks, or one rank's own.
         """
         is_loaded = self._load_one(state, checkpoint)
         if checkpoint is not None and not is_loaded:

@@ -31,9 +31,6 @@ def parse_keep(value: int | str, *, setting: str) -> int:
 
     Args:
         setting: What to call it in an error.
-
-    Raises:
-        ValueError: `value` is not a whole number from 1 up.
     """
     keep = parse_whole_number(value)
     if keep < 1:

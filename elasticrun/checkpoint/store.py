@@ -79,11 +79,7 @@ class CheckpointStore:
         self.storage.release()
 
     def next_generation(self) -> int:
-        """Return a number that no earlier generation got, 0 first; durable.
-
-        Raises:
-            OSError: It could not be written.
-        """
+        """Return a number that no earlier generation got, 0 first; durable."""
         counted = read_counter(self.storage, _COUNTER)
         generation = 1 + max([counted, *self._committed_generations()])
         write_counter(self.storage, _COUNTER, generation)
@@ -117,11 +113,6 @@ class CheckpointStore:
 
         A damaged one is skipped with a CheckpointWarning, and stays on the disk until
         it is older than those that are kept.
-
-        Raises:
-            CheckpointError: There are checkpoints, but none is whole; or the newest
-                is another job's or has another format.
-            StoreUnreachableError: What there is cannot be told.
         """
         damaged: dict[str, str] = {}
         for number in list_numbers(self.storage):
@@ -150,11 +141,7 @@ class CheckpointStore:
         return None
 
     def open(self, number: int, digest: str) -> Checkpoint:
-        """Open the checkpoint that rank 0 found or made, without reading its files.
-
-        Raises:
-            CheckpointError: This replica sees no such checkpoint, or another one.
-        """
+        """Open the checkpoint that rank 0 found or made, without reading its files."""
         path = self._path(number)
         try:
             checkpoint = read_checkpoint(self.storage, number)
@@ -182,11 +169,7 @@ class CheckpointStore:
         return Checkpoint(self._path(number), number, time, read, self.storage)
 
     def check_shared(self, generation: int) -> None:
-        """Check that this replica sees the directory in which rank 0 has just begun.
-
-        Raises:
-            CheckpointError: It does not, so it could neither load nor save there.
-        """
+        """Check that this replica sees the directory in which rank 0 has just begun."""
         try:
             found = read_counter(self.storage, _COUNTER)
         except StoreUnreachableError as error:
@@ -215,13 +198,7 @@ class CheckpointStore:
         return next((n for n in numbers if is_own(self.storage, n)), 0)
 
     def begin(self, number: int) -> Draft:
-        """Create the draft that all ranks write into; rank 0 only.
-
-        Raises:
-            ValueError: A committed checkpoint has the number.
-            CheckpointError: Another job has taken the directory over.
-            OSError: It could not be made, or something else is there.
-        """
+        """Create the draft that all ranks write into; rank 0 only."""
         name = checkpoint_name(number)
         if find_manifest(self.storage, number) is not None:
             raise ValueError(
@@ -231,11 +208,7 @@ class CheckpointStore:
         return Draft(self.storage, name, number)
 
     def join(self, number: int) -> Draft:
-        """Return the draft that rank 0 has begun.
-
-        Raises:
-            CheckpointError: This replica does not see it.
-        """
+        """Return the draft that rank 0 has begun."""
         name = checkpoint_name(number)
         if not self.storage.has(name):
             raise CheckpointError(
@@ -309,9 +282,6 @@ def wait_until_seen(look: Callable[[], T]) -> T:
 
     A file system may show late what another machine has written there, so it is given
     some seconds.
-
-    Raises:
-        CheckpointError: What `look` raises to the end.
     """
     deadline = time.monotonic() + LAG_SECONDS
     while True:

@@ -44,12 +44,7 @@ class Autoscaler:
     # The loops over the loader.
 
     def begin_loop(self, start: LoopStart) -> None:
-        """Check that places in the plan of sizes come in their order, each once.
-
-        Raises:
-            LoopOrderError: They would not.
-            ElasticRunError: The noise is not measured, or that of several models.
-        """
+        """Check that places in the plan of sizes come in their order, each once."""
         last, self._last_loop = self._last_loop, start
         self._noise_record()
         if last is not None and not _may_follow(last, start):

@@ -140,11 +140,7 @@ class LoaderState(BaseState):
         fileobj.write(json.dumps(values).encode())
 
     def load(self, fileobj: BinaryIO) -> None:
-        """Check the saved fingerprint, and take the cursor.
-
-        Raises:
-            CheckpointError: It differs.
-        """
+        """Check the saved fingerprint, and take the cursor."""
         values = json.loads(fileobj.read())
         has_keys = isinstance(values, dict)
         cursor = values.pop(_CURSOR, None) if has_keys else None
@@ -190,11 +186,7 @@ class LoaderState(BaseState):
         }
 
     def decode(self, values: Any) -> tuple[Position, Cursor]:
-        """Return the position and the cursor in what `encode` returned.
-
-        Raises:
-            CheckpointError: It is no such state, or that of another loader.
-        """
+        """Return the position and the cursor in what `encode` returned."""
         name = self.loader_name
         keys = {"format", "fingerprint", *Position().encode()} - {"loader"}
         if not isinstance(values, dict) or set(values) - {_CURSOR} != keys:

@@ -26,11 +26,7 @@ def publish(job: Job, name: str, settings: dict[str, Any]) -> None:
 
 
 def check_same_on_replicas(job: Job, name: str, settings: dict[str, Any]) -> None:
-    """Hear whether the replicas' loaders of this name are alike; rank 0 compares them.
-
-    Raises:
-        ValueError: They differ, which all replicas learn that have come in time.
-    """
+    """Check that the replicas' loaders of this name are alike; rank 0 compares them."""
     if job.world_size == 1:
         return
     exchange, topic = job.exchange, loader_made(name)

@@ -119,11 +119,7 @@ class _Accumulation:
 
     @property
     def end_of_dataloader(self) -> bool:
-        """Whether the running global batch is the last one of its loop.
-
-        Raises:
-            ElasticRunError: It is cut into micro-batches, which Accelerate would count.
-        """
+        """Whether the running global batch is the last one of its loop."""
         loader = current_dataloader()
         if loader is None:
             return False

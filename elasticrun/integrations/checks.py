@@ -22,9 +22,6 @@ def check_internals(
         owner: From where names are looked up.
         uses: For what each name is needed.
         tested: Versions that have all of them.
-
-    Raises:
-        ElasticRunError: Something is gone.
     """
     for name, use in uses.items():
         try:
@@ -37,11 +34,7 @@ def check_internals(
 
 
 def check_num_processes(owner: str, num_processes: int, advice: str) -> None:
-    """Refuse a framework that trains in other processes than the job.
-
-    Raises:
-        ElasticRunError: It has more of them, or fewer.
-    """
+    """Refuse a framework that trains in other processes than the job."""
     world_size = current_job().world_size
     if num_processes != world_size:
         raise ElasticRunError(

@@ -242,11 +242,7 @@ _worker = _Worker()
 
 
 def _run(train: Callable[..., Any], *config: Any) -> Any:
-    """Run the program of a worker, and end its job: the process does not end with it.
-
-    Raises:
-        ElasticRunError: There is no `Elastic`.
-    """
+    """Run the program of a worker, and end its job: the process lives on."""
     if not _worker.is_prepared:
         raise ElasticRunError(
             "a replica(...) runs without an Elastic, so Ray would kill it where it is "

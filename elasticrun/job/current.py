@@ -208,11 +208,7 @@ def loader_if_any() -> LoopedLoader | None:
 
 
 def note_step() -> None:
-    """Note that a registered optimizer steps; makes no job where there is none.
-
-    Raises:
-        AgreementError: Another replica has died, where a rescue is on on GPUs.
-    """
+    """Note that a registered optimizer steps; makes no job where there is none."""
     if _job is not None:
         if _job.rescue is not None:
             _job.rescue.note_step()

@@ -89,9 +89,6 @@ class Cursor:
         Args:
             resume: The place and the index at which the job goes on: what a body that
                 runs again has moved is moved back.
-
-        Raises:
-            CheckpointError: It is no cursor.
         """
         check_values(values, _EXPECTED, name="place of a loop")
         self.place = tuple(values["place"])

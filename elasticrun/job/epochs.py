@@ -43,12 +43,7 @@ def remaining_epochs_until(num_epochs: int, start: int = 0) -> Iterator[int]:
 
 
 def whole_number(number: int, function: str, what: str) -> int:
-    """Return a number of epochs, steps or batches as a plain integer.
-
-    Raises:
-        TypeError: It is no whole number.
-        ValueError: It is below 0.
-    """
+    """Return a number of epochs, steps or batches as a plain integer."""
     if isinstance(number, bool) or not hasattr(number, "__index__"):
         raise TypeError(
             f"{function} takes the number of {what} as a whole number, not {number!r}."

@@ -27,21 +27,13 @@ class ExactSum:
 
     @classmethod
     def of(cls, number: Any) -> ExactSum:
-        """Return the sum of one number.
-
-        Raises:
-            TypeError: It is none.
-        """
+        """Return the sum of one number."""
         total = cls()
         total.add(number)
         return total
 
     def add(self, number: Any, *, sign: int = 1) -> None:
-        """Add an integer, a float, or what has one value of these (a 0-d tensor).
-
-        Raises:
-            TypeError: It is none of these.
-        """
+        """Add an integer, a float, or what has one value of these (a 0-d tensor)."""
         number = _plain(number)
         if isinstance(number, int):
             self._scaled += sign * number << _EXPONENT

@@ -62,11 +62,7 @@ class GpuWork:
         self._is_captured = False
 
     def wait(self) -> None:
-        """Wait until the GPU has done all that the current stream was told.
-
-        Raises:
-            AgreementError: Another replica has died before.
-        """
+        """Wait until the GPU has done all that the current stream was told."""
         if torch.cuda.is_current_stream_capturing():
             self._is_captured = True
             return

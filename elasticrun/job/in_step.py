@@ -52,12 +52,7 @@ class InStep:
         return [*reductions, self._num_batches, self.num_counts]
 
     def finish_batch(self, loader: LoopedLoader) -> None:
-        """Count a global batch; nothing more unless its backward pass was left out.
-
-        Raises:
-            ElasticRunError: Other replicas had one.
-            AgreementError: Another replica has died.
-        """
+        """Count a global batch; nothing more unless its backward pass was left out."""
         self._num_batches += 1
         if self.num_passes != self._passes_there:
             if self.num_reductions == self._reductions_there:
@@ -94,10 +89,6 @@ class InStep:
 
         Args:
             place: Where the program has called `weigh`.
-
-        Raises:
-            ElasticRunError: Another replica has gone on without its count.
-            AgreementError: Another replica has died.
         """
         own = self.num_reductions, self._num_batches
         while not work.is_completed():

@@ -228,11 +228,7 @@ class Job:
         return self._no_rescue if self.rescue is None else self.rescue.why_not
 
     def wait_for_gpu(self) -> None:
-        """Wait for what all replicas do together, before a value of it is read.
-
-        Raises:
-            AgreementError: Another replica has died, where a rescue is on on GPUs.
-        """
+        """Wait for what all replicas do together, before a value of it is read."""
         if self.rescue is not None:
             self.rescue.wait_for_gpu()
 
@@ -311,12 +307,7 @@ class Job:
         return self._saver is not None and self._saver.has_failed
 
     def register(self, state: BaseState) -> bool:
-        """Keep a state in every checkpoint; load it and return whether it was there.
-
-        Raises:
-            StateNameError: Its name is taken.
-            CheckpointError: Its file is damaged or does not fit.
-        """
+        """Keep a state in every checkpoint; load it and return whether it was there."""
         self.states.add(state)
         state.trusts_pickle = state.name in self.settings.trust_pickle
         if is_loaded := self.load(state):
@@ -331,10 +322,6 @@ class Job:
 
         Args:
             args: What it is made with.
-
-        Raises:
-            StateNameError: It is a state, the name of which is taken.
-            CheckpointError: Its file is damaged or does not fit.
         """
         made: T | None = self._made.get(kind)
         if made is None:

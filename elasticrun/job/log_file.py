@@ -204,11 +204,7 @@ class _LogFileState(BaseState):
         return {**own, "path": str(self._path)}
 
     def cut(self, known: dict[str, Any]) -> None:
-        """Cut it back to what is known of it.
-
-        Raises:
-            CheckpointError: Rows of others would be lost.
-        """
+        """Cut it back to what is known of it."""
         file, size = self._file, known["size"]
         if file is None:
             return

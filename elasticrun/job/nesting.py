@@ -63,11 +63,7 @@ class OpenLoops:
         return any(each.loader is loader for each in self._open)
 
     def begin(self, loader: LoopedLoader, where: str) -> tuple[int, ...]:
-        """Open a loop in the body of the innermost one; return its key.
-
-        Raises:
-            LoopOrderError: It is open already.
-        """
+        """Open a loop in the body of the innermost one; return its key."""
         if self.has(loader):
             raise LoopOrderError(
                 f"the loop over `{loader.name}` ({where}) began while another one over "

@@ -103,10 +103,6 @@ class Progress:
         """Let the program go on at `position`, as a loader's own state asks.
 
         Loops outside epochs are not replayed: the next one is the one to continue.
-
-        Raises:
-            LoopOrderError: A loop is running, or another loader's state already says
-                that its loop is to be continued, or the program is past `position`.
         """
         pending = self._resume
         if self._is_in_loop:
@@ -175,11 +171,7 @@ class Progress:
         self._move(replace(self._here, in_epoch=True))
 
     def end_epoch(self) -> None:
-        """Finish the epoch.
-
-        Raises:
-            LoopOrderError: The loop to continue was not reached in this epoch.
-        """
+        """Finish the epoch."""
         self._move(self._here.after_epochs(self._here.finished_epochs + 1))
 
     def end_epoch_loop(self, *, is_left: bool = False) -> None:
@@ -206,9 +198,6 @@ class Progress:
             The position the loop starts at (its index is above `start` when it
             continues), or None when it was finished before the restart and has to be
             skipped.
-
-        Raises:
-            LoopOrderError: The loop to continue was over another loader.
         """
         if self._has_left_epoch:  # A loop outside of epochs gives that one up.
             self._has_left_epoch = False

@@ -147,11 +147,7 @@ class Rescue:
             self._turn_off()
 
     def note_step(self) -> None:
-        """Note that an optimizer is about to step.
-
-        Raises:
-            AgreementError: Another replica has died, on GPUs.
-        """
+        """Note that an optimizer is about to step."""
         self.wait_for_gpu()
         if self._is_reduced_unseen:  # Noise on gradients, as one adds for privacy.
             self._is_reduced_unseen = False
@@ -164,22 +160,14 @@ class Rescue:
             self._journal.add_part(name, key, change)
 
     def note_reduction(self) -> None:
-        """Note that gradients of all replicas have been averaged, or soon will be.
-
-        Raises:
-            AgreementError: They will not, on GPUs.
-        """
+        """Note that gradients of all replicas have been averaged, or soon will be."""
         self.wait_for_gpu()
         self._num_reduced += 1
         self._is_reduced_unseen = True
         self._look()  # What a forward pass draws is known from here.
 
     def wait_for_gpu(self) -> None:
-        """Wait for what all replicas do together on GPUs; elsewhere that is done.
-
-        Raises:
-            AgreementError: Another replica has died.
-        """
+        """Wait for what all replicas do together on GPUs; elsewhere that is done."""
         if self._gpu is not None and not self.is_off:
             self._gpu.wait()
 

@@ -51,11 +51,7 @@ def is_between_micro_batches() -> bool:
 
 
 def step_between_micro_batches(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-    """Do what of an optimizer's step belongs to each micro-batch: its closure.
-
-    Raises:
-        ElasticRunError: The optimizer needs its closure at other points, too.
-    """
+    """Do what of an optimizer's step belongs to each micro-batch: its closure."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ElasticRunError(
             "LBFGS was stepped between two micro-batches. It evaluates its closure at "

@@ -77,23 +77,14 @@ class LaunchedJob:
             return job.status
 
     def stop(self) -> None:
-        """Save, end the job and wait for its end; `launch` it again to go on.
-
-        Raises:
-            ElasticRunError: It ended without saving what was trained.
-        """
+        """Save, end the job and wait for its end; `launch` it again to go on."""
         with self._find() as job:
             for _ in job.stop():
                 continue
         self._process.wait()
 
     def result(self, timeout: float | None = None) -> list[Any]:
-        """Wait for the job's end; return what the function returned, by rank.
-
-        Raises:
-            ElasticRunError: The job failed or was stopped; the text has its last lines.
-            TimeoutError: It still runs after `timeout` seconds.
-        """
+        """Wait for the job's end; return what the function returned, by rank."""
         if self._results is not None:
             return self._results
         if self._error is not None:  # What it came from is removed.

@@ -312,11 +312,7 @@ def logs(arguments: argparse.Namespace) -> int:
 
 
 def _directory_of_ended(name: str | None) -> Path | None:
-    """Return where the logs of a job are that has ended; None if it is running.
-
-    Raises:
-        JobError: There is no such job, or more than one.
-    """
+    """Return where the logs of a job are that has ended; None if it is running."""
     if name is not None and os.path.isdir(name) and not _statuses(name)[0]:
         inner = Path(name) / "logs"
         return inner if inner.is_dir() else Path(name)

@@ -37,11 +37,7 @@ def newest_checkpoint(place: Place) -> int:
 
 
 def check_reachable(place: Place) -> None:
-    """Refuse an object store that cannot be asked, before anything is started.
-
-    Raises:
-        OptionError: It does not answer, or not as it should.
-    """
+    """Refuse an object store that cannot be asked, before anything is started."""
     if isinstance(place, Path):  # Its lock will say what is wrong with it.
         return
     try:
@@ -94,9 +90,6 @@ def move_aside(place: Place) -> Path | None:
 
     Returns:
         The new name, or None if there was nothing.
-
-    Raises:
-        OptionError: It is in use, or holds what is not the job's; or is a URL.
     """
     if not isinstance(place, Path):
         raise OptionError(

@@ -46,9 +46,6 @@ def start_helper(
 
     Returns:
         The process, and the launcher's end of the socket.
-
-    Raises:
-        OSError: No processes or open files are left.
     """
     own, other = socket.socketpair(socket.AF_UNIX, kind)
     with contextlib.ExitStack() as stack, other, stop_signals_blocked():

@@ -72,11 +72,7 @@ class KnownJob:
 
 
 def status_of_ended(job: KnownJob) -> dict[str, Any]:
-    """Return how a job has ended, as plain values; or that it runs elsewhere.
-
-    Raises:
-        JobError: Nothing is known of it.
-    """
+    """Return how a job has ended, as plain values; or that it runs elsewhere."""
     events = job.events
     if not events:
         raise JobError(
@@ -114,9 +110,6 @@ def find_known_job(word: str | None) -> KnownJob:
 
     One that has ended is found by its directory, or where a script of that name has its
     checkpoints by default.
-
-    Raises:
-        JobError: There is none, or more than one.
     """
     try:
         with find_job(word) as job:

@@ -37,9 +37,6 @@ def locked(directory: Path, *, is_shared: bool) -> Iterator[None]:
     Args:
         is_shared: For a job on many machines: their launchers share the lock, and a
             replica may hold its own already.
-
-    Raises:
-        OptionError: A live job uses it, or it cannot be written.
     """
     make_usable(directory, what="checkpoints", option="--checkpoint-dir")
     with _lock(directory, is_shared=is_shared) or contextlib.nullcontext():
@@ -49,11 +46,7 @@ def locked(directory: Path, *, is_shared: bool) -> Iterator[None]:
 
 
 def make_usable(directory: Path, *, what: str, option: str) -> None:
-    """Make a directory, or refuse it before anything is started.
-
-    Raises:
-        OptionError: It cannot be made, or not be written.
-    """
+    """Make a directory, or refuse it before anything is started."""
     try:
         durable.make_directory(directory)
         durable.check_writable(directory)
@@ -68,9 +61,6 @@ def check_meeting_place(directory: Path) -> None:
     """Refuse to meet where another user could write an address for the others.
 
     torch unpickles what the store at that address holds.
-
-    Raises:
-        OptionError: Another user owns the directory, or can write to it.
     """
     found = find_others_who_can_write(directory)
     for each in (directory, directory / "rendezvous"):

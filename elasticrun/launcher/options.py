@@ -186,9 +186,6 @@ def parse_nodes(
 
     Args:
         place: The checkpoint directory, where nodes find each other by themselves.
-
-    Raises:
-        OptionError: One of them is missing, or is not what it should be.
     """
     if nodes is None:
         if endpoint is None and address is None:
@@ -272,11 +269,7 @@ SETTINGS_BY_OPTION = ("grace", "save_interval", "stop_signals")
 def read_settings(
     process: Mapping[str, str], **given: str | None
 ) -> tuple[Settings, dict[str, str]]:
-    """Return what replicas are told, and the variables that tell them what is given.
-
-    Raises:
-        OptionError: Every replica would refuse a setting.
-    """
+    """Return what replicas are told, and the variables that tell them what is given."""
     called = {name: "--" + name.replace("_", "-") for name in given}
     variables = {f.name: f.metadata["variable"] for f in fields(Settings)}
     # A program may give what other variables have wrong; these it cannot.
@@ -304,11 +297,7 @@ def parse_seconds(name: str, text: str, *, also: str = "") -> float:
 
 
 def check_name(path: str) -> None:
-    """Refuse a name that messages and files of a job could not hold.
-
-    Raises:
-        OptionError: It is no UTF-8.
-    """
+    """Refuse a name that messages and files of a job could not hold."""
     try:
         path.encode()
     except UnicodeEncodeError as error:
@@ -319,11 +308,7 @@ def check_name(path: str) -> None:
 
 
 def make_program(target: str, arguments: list[str], *, is_module: bool) -> Program:
-    """Return the program of a command line.
-
-    Raises:
-        OptionError: There is no such script or module.
-    """
+    """Return the program of a command line."""
     if is_module:
         problem = why_not_runnable(target)
         if problem:
@@ -339,11 +324,7 @@ def make_program(target: str, arguments: list[str], *, is_module: bool) -> Progr
 
 
 def check_processors(size: int, *, uses_gpus: bool) -> None:
-    """Refuse more replicas than GPUs, or than two for each core without GPUs.
-
-    Raises:
-        OptionError: Some would have none, and so all would be slower.
-    """
+    """Refuse more replicas than GPUs, or than two for each core without GPUs."""
     num_gpus = environment.num_gpus()
     if uses_gpus and 0 < num_gpus < size:  # None where they cannot be counted.
         raise OptionError(
@@ -367,9 +348,6 @@ def check_batch(size: int, elsewhere: int, batch_size: int) -> None:
     Args:
         elsewhere: Replicas on other nodes.
         batch_size: Of the largest batch so far; 0 if there was none.
-
-    Raises:
-        OptionError: Some would never get a sample.
     """
     if batch_size and size + elsewhere > batch_size:
         others = f" and {elsewhere} on other nodes" if elsewhere else ""

@@ -32,11 +32,7 @@ _STATUS_SECONDS = 0.5
 
 
 def run_job(options: Options) -> int:
-    """Run the job, and return the launcher's exit code.
-
-    Raises:
-        OptionError: The job cannot be started like this.
-    """
+    """Run the job, and return the launcher's exit code."""
     console = open_console()
     with contextlib.closing(console):
         raise_limit_of_open_files()

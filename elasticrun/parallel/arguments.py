@@ -16,11 +16,7 @@ from elasticrun.errors import ElasticRunError
 
 
 def name_states(name: str, given: Any) -> dict[str, Any]:
-    """Return what is given, one object or a sequence, by names for checkpoints.
-
-    Raises:
-        TypeError: An object has no state, or is a class.
-    """
+    """Return what is given, one object or a sequence, by names for checkpoints."""
     if given is None:
         return {}
     named = {name: given}
@@ -41,12 +37,7 @@ def name_states(name: str, given: Any) -> dict[str, Any]:
 
 
 def check_options(options: dict[str, Any]) -> None:
-    """Refuse options that `DistributedDataParallel` has not, or that cannot work.
-
-    Raises:
-        TypeError: It has no such option.
-        ValueError: It is `static_graph`.
-    """
+    """Refuse options that `DistributedDataParallel` has not, or that cannot work."""
     known = inspect.signature(DistributedDataParallel.__init__).parameters
     for option in options:
         if option not in known:
@@ -65,12 +56,7 @@ def check_options(options: dict[str, Any]) -> None:
 
 
 def check_module(module: nn.Module, wrapper: type[nn.Module]) -> None:
-    """Refuse a module without anything to train, and one that is wrapped already.
-
-    Raises:
-        TypeError: It is a `wrapper`, or has one in it.
-        ValueError: No parameter requires a gradient.
-    """
+    """Refuse a module without anything to train, and one that is wrapped already."""
     if any(isinstance(each, wrapper) for each in module.modules()):
         raise TypeError(
             f"{type(module).__name__} is or has an {wrapper.__name__}, which would "
@@ -87,12 +73,7 @@ def check_module(module: nn.Module, wrapper: type[nn.Module]) -> None:
 def check_belong(
     module: nn.Module, optimizers: Iterable[Any], schedulers: Iterable[Any]
 ) -> None:
-    """Refuse optimizers and schedulers that cannot be those of a module.
-
-    Raises:
-        TypeError: One stands in the other's place.
-        ValueError: An optimizer has none of the module's parameters.
-    """
+    """Refuse optimizers and schedulers that cannot be those of a module."""
     swapped: list[Any] = [each for each in optimizers if isinstance(each, LRScheduler)]
     swapped += [each for each in schedulers if isinstance(each, Optimizer)]
     if swapped:
@@ -116,11 +97,7 @@ def check_belong(
 
 
 def check_measurable(optimizers: Mapping[str, Any]) -> None:
-    """Refuse to measure the noise without knowing where a step ends.
-
-    Raises:
-        ValueError: No optimizer is given.
-    """
+    """Refuse to measure the noise without knowing where a step ends."""
     if not any(isinstance(each, Optimizer) for each in optimizers.values()):
         raise ValueError(
             "measure_noise=True needs the optimizer, since a step ends with it: "
@@ -129,12 +106,7 @@ def check_measurable(optimizers: Mapping[str, Any]) -> None:
 
 
 def check_sharded(module: nn.Module, options: Mapping[str, Any]) -> None:
-    """Refuse a sharded module that is not as `fully_shard` makes it, or has options.
-
-    Raises:
-        TypeError: There are options, which are DDP's.
-        ElasticRunError: It was sharded otherwise, or only in parts.
-    """
+    """Refuse a sharded module that is not as `fully_shard` makes it, or has options."""
     if options:
         raise TypeError(
             f"{type(module).__name__} is sharded, so there is no "
@@ -150,11 +122,7 @@ def check_sharded(module: nn.Module, options: Mapping[str, Any]) -> None:
 
 
 def check_scalable(optimizers: Mapping[str, Any]) -> None:
-    """Refuse to scale rates that nobody can find.
-
-    Raises:
-        ValueError: There is no optimizer, or one that is not torch's.
-    """
+    """Refuse to scale rates that nobody can find."""
     others = [type(o) for o in optimizers.values() if not isinstance(o, Optimizer)]
     if others or not optimizers:
         what = f"a {others[0].__name__}" if others else "none"
@@ -166,11 +134,7 @@ def check_scalable(optimizers: Mapping[str, Any]) -> None:
 
 
 def check_closures(optimizers: Iterable[Any], *, world_size: int) -> None:
-    """Refuse LBFGS over several replicas.
-
-    Raises:
-        ElasticRunError: There are several, and one of the optimizers is LBFGS.
-    """
+    """Refuse LBFGS over several replicas."""
     if world_size > 1 and any(isinstance(each, LBFGS) for each in optimizers):
         raise ElasticRunError(
             f"LBFGS cannot train over {world_size} replicas: the loss decides how "

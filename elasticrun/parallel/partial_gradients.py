@@ -101,11 +101,7 @@ class PartialGradients:
         return correction
 
     def show_before_step(self) -> None:
-        """Put back what no gradient has met before the step.
-
-        Raises:
-            ElasticRunError: It would have to be reduced.
-        """
+        """Put back what no gradient has met before the step."""
         self.drop_abandoned()
         if self.hides and self._is_reduced:
             raise ElasticRunError(
@@ -117,11 +113,7 @@ class PartialGradients:
         self.show()
 
     def make_due(self, optimizer: Optimizer, *, is_again: bool) -> None:
-        """Keep what the optimizer would step with now until it really steps.
-
-        Raises:
-            ElasticRunError: It has done so in this micro-batch (`is_again`).
-        """
+        """Keep what the optimizer would step with now until it really steps."""
         self.drop_abandoned()
         for parameter in parameters_of(optimizer):
             self.hide(parameter, is_own=False)

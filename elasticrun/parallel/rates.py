@@ -20,11 +20,7 @@ _BY_SIZE = {"sqrt": math.sqrt, "linear": float}
 
 
 def needs_gain(scaling: Scaling | None, optimizers: Sequence[Any]) -> bool:
-    """Return whether any rate follows the gain, for which noise is to be measured.
-
-    Raises:
-        ValueError: There is no such rule.
-    """
+    """Return whether any rate follows the gain, for which noise is to be measured."""
     names = ("auto", "adascale", *_BY_SIZE)
     if scaling is not None and not callable(scaling) and scaling not in names:
         raise ValueError(

@@ -27,11 +27,7 @@ class ReadAhead:
         self._last = self._num_batches = 0  # Global batches that had one.
 
     def note_forward(self, loop: Loop | None) -> None:
-        """Note a forward pass for training in a loop's body, or (None) outside of any.
-
-        Raises:
-            ElasticRunError: The loop runs in another thread.
-        """
+        """Note a forward pass for training in a loop's body; None: outside of any."""
         before = self._loop
         if loop is not before:
             self._loop = loop

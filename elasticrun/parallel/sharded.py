@@ -73,11 +73,7 @@ class ShardedGradients:
         )
 
     def prepare(self, *, is_training: bool) -> bool:
-        """Prepare a forward pass; return whether it is the last of its global batch.
-
-        Raises:
-            ElasticRunError: FSDP keeps gradients of a batch that was left unfinished.
-        """
+        """Prepare a forward pass; return whether it is the last of its global batch."""
         # In case that an exception has left them.
         self._weighing.counts_met, self._is_in_pass = None, False
         self._measuring, loader = None, loader_if_any()

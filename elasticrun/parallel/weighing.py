@@ -100,11 +100,7 @@ class Weighing:
         self.counts_met = None
 
     def correction(self, counts_met: Iterable[int | None]) -> Tensor | float:
-        """Return what to multiply with what came through counts in micro-batches.
-
-        Raises:
-            ElasticRunError: It is not one number for all of them.
-        """
+        """Return what to multiply with what came through counts in micro-batches."""
         first, *others = [self._correction_of(number) for number in counts_met]
         if any(bool(each != first) for each in others):
             raise ElasticRunError(

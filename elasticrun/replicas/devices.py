@@ -50,9 +50,6 @@ def choose_device(
     a single GPU is visible takes that, whatever its local rank: schedulers often show
     each process its own GPU alone. A program that has started a process group and CUDA
     itself has chosen its GPU, which stays the current one.
-
-    Raises:
-        ValueError: `backend` is unknown, or is "nccl" without a GPU for each replica.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend={backend!r} must be one of {', '.join(BACKENDS)}.")

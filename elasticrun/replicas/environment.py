@@ -43,11 +43,7 @@ def variables() -> Mapping[str, str]:
 
 
 def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
-    """Return the environment of this process, or of `variables`.
-
-    Raises:
-        ValueError: A variable does not hold what it should; the text names it.
-    """
+    """Return the environment of this process, or of `variables`."""
     variables = os.environ if variables is None else variables
     if _is_slurm_task(variables):
         variables = {**_slurm_variables(variables), **variables}

@@ -160,9 +160,6 @@ class Exchange:
             own: What this replica tells.
             is_end: Whether no replica goes on after this verdict: rank 0 then returns
                 only when all have heard it.
-
-        Raises:
-            AgreementError: A replica did not come to this place; all others raise it.
         """
         if self._rank != 0:
             self.tell(topic, own)

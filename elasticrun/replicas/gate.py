@@ -49,11 +49,7 @@ class Gate:
         self._failure: str | None = None
 
     def arrive(self) -> Decision | None:
-        """Pass one boundary; wait if an agreement is open; return what is due here.
-
-        Raises:
-            AgreementError: The replicas can no longer agree.
-        """
+        """Pass one boundary; wait if an agreement is open; return what is due here."""
         self.number += 1
         if not self._is_attentive:
             return None

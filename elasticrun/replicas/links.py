@@ -127,9 +127,6 @@ def connect_all(
     """Return this replica's links, once every other rank is linked to rank 0.
 
     Collective.
-
-    Raises:
-        AgreementError: On rank 0: a replica did not come.
     """
     if rank == 0:
         return Links(_accept_all(store, world_size, timeout=timeout))

@@ -105,10 +105,6 @@ def join(
 
     Args:
         timeout: Seconds that a collective may take; None for what torch finds right.
-
-    Raises:
-        ValueError: The backend or the variables do not fit.
-        AgreementError: A replica did not come.
     """
     if dist.is_initialized() and dist.get_world_size() != environment.world_size:
         environment = _as_in_group(environment)

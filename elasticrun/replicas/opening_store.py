@@ -39,9 +39,6 @@ def open_store(environment: Environment) -> JobStore:
     Its address travels through the process group if the user has made one, else through
     the agent's store (torchrun); without an agent the store stands at MASTER_ADDR and
     MASTER_PORT itself. It listens on loopback when all replicas are on one machine.
-
-    Raises:
-        AgreementError: A replica did not come; the text names it.
     """
     if dist.is_initialized():
         return _open_through_group(environment)
@@ -204,9 +201,6 @@ def _join_at(address: Address, environment: Environment, own: str) -> JobStore:
 
     Args:
         own: What no other process calls itself.
-
-    Raises:
-        ConnectionError: Nobody serves that store, or its generation has this rank.
     """
     _check_served(address)
     store = JobStore(address, None)

@@ -43,9 +43,6 @@ def parse_stop_signals(text: str, *, setting: str) -> tuple[int, ...]:
 
     Args:
         setting: What to call it in an error.
-
-    Raises:
-        ValueError: It names something else.
     """
     chosen = dict.fromkeys(_ALWAYS)
     possible = {number.name: number for number in BY_SIGNAL}

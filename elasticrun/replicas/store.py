@@ -117,11 +117,7 @@ class JobStore:
             return self.client.multi_get(keys)
 
     def take(self, key: str, *, timeout: float = START_TIMEOUT) -> Any:
-        """Wait for `key` and return its value.
-
-        Raises:
-            TimeoutError: It did not appear within `timeout` seconds.
-        """
+        """Wait for `key` and return its value."""
         with _noticing_loss():
             try:
                 self.client.wait([key], timedelta(seconds=timeout))

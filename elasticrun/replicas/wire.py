@@ -91,11 +91,7 @@ class Channel:
             self._unsent.clear()
 
     def receive(self) -> list[Message]:
-        """Return the messages that are there; waits if nothing has come yet.
-
-        Raises:
-            WireError: What came is no message.
-        """
+        """Return the messages that are there; waits if nothing has come yet."""
         try:
             data = self.connection.recv(_AT_ONCE)
         except (BlockingIOError, InterruptedError):
@@ -113,11 +109,7 @@ class Channel:
         return [_decode(line) for line in lines]
 
     def drain(self) -> list[Message]:
-        """Return the messages that are there, without waiting.
-
-        Raises:
-            WireError: What came is no message.
-        """
+        """Return the messages that are there, without waiting."""
         messages = []
         self.connection.setblocking(False)
         while self.is_open and (more := self.receive()):

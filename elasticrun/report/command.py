@@ -45,11 +45,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def page_of(job: KnownJob) -> str:
-    """Return the page of a job, which loads nothing from elsewhere.
-
-    Raises:
-        JobError: Nothing is known of it.
-    """
+    """Return the page of a job, which loads nothing from elsewhere."""
     values = {
         **History(job.events).describe(),
         "job": job.name,

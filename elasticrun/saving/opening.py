@@ -58,11 +58,7 @@ class Start:
 
 
 def make_store(settings: Settings) -> CheckpointStore | None:
-    """Return the store of the job's checkpoints; None if it has no directory.
-
-    Raises:
-        CheckpointError: The job has no name.
-    """
+    """Return the store of the job's checkpoints; None if it has no directory."""
     if settings.checkpoint_dir is None:
         return None
     if not settings.job:
@@ -79,12 +75,7 @@ def make_store(settings: Settings) -> CheckpointStore | None:
 
 
 def open_checkpoints(checkpoints: CheckpointStore, membership: Membership) -> Start:
-    """Find the checkpoint to resume from, the same on all replicas. Collective.
-
-    Raises:
-        CheckpointError: The directory is in use, unfit, or not the same on all
-            replicas; every replica raises, so that none starts at the beginning.
-    """
+    """Find the checkpoint to resume from, the same on all replicas. Collective."""
     exchange = membership.exchange
     if membership.rank != 0:
         return _begin_on_other_ranks(checkpoints, exchange)
@@ -190,11 +181,7 @@ def _list_refusals(told: list[str | None]) -> str:
 
 
 def check_all_have_directory(membership: Membership, *, has_one: bool) -> None:
-    """Refuse to start if only some replicas were given a directory. Collective.
-
-    Raises:
-        CheckpointError: Some have none; every replica raises.
-    """
+    """Refuse to start if only some replicas were given a directory. Collective."""
     without = membership.exchange.agree(
         DIRECTORY, has_one, _ranks_without_directory, is_end=bool
     )
@@ -245,9 +232,6 @@ def _find_what_rank_0_has(
     """Return the checkpoint that rank 0 resumes from.
 
     To agree on an older checkpoint instead would silently lose what was committed.
-
-    Raises:
-        CheckpointError: This replica does not see what rank 0 sees.
     """
 
     def look() -> Checkpoint | None:

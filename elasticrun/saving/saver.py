@@ -367,10 +367,6 @@ class Saver:
 
         Returns:
             The checkpoint; the newest one if that is not behind the position.
-
-        Raises:
-            CheckpointError: The directory is another's.
-            OSError: It could not be written.
         """
         try:
             self.finish(timeout=timeout)

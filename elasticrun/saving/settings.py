@@ -51,11 +51,7 @@ def parse_checkpoint_dir(
 
 
 def parse_save_interval(value: float | str, *, setting: str) -> float | Literal["auto"]:
-    """Return seconds: 0 means every boundary, infinity ("off") none by time; or "auto".
-
-    Raises:
-        ValueError: `value` is no number of seconds from 0 up, nor "off" or "auto".
-    """
+    """Return seconds (0: every boundary; infinity, "off": none by time), or "auto"."""
     if value == "off":
         return math.inf
     if value == "auto":
@@ -108,11 +104,7 @@ def parse_trust_pickle(value: str | Iterable[str], *, setting: str) -> frozenset
 
 
 def parse_save_every(value: int | str, *, setting: str) -> SaveEvery:
-    """Return when to save besides by time: "500", "epoch", or both as "500,epoch".
-
-    Raises:
-        ValueError: `value` is something else, or has two numbers.
-    """
+    """Return when to save besides by time: "500", "epoch", or both as "500,epoch"."""
     every = SaveEvery()
     words = value.split(",") if isinstance(value, str) else [value]
     for word in words:
@@ -129,11 +121,7 @@ def parse_save_every(value: int | str, *, setting: str) -> SaveEvery:
 
 
 def parse_seconds(value: float | timedelta | str, *, setting: str) -> float:
-    """Return how long something may take.
-
-    Raises:
-        ValueError: `value` is neither a number above 0 nor such a time.
-    """
+    """Return how long something may take."""
     seconds = _number(value.total_seconds() if isinstance(value, timedelta) else value)
     if not 0 < seconds < math.inf:
         raise ValueError(f"{setting} is {value!r}; give the seconds above 0.")
@@ -241,10 +229,6 @@ class Settings:
             process: The variables of a process; None for this one's.
             called: What to call a setting in a refusal if it is given, by its name.
             given: By name; None and an empty text are as good as nothing given.
-
-        Raises:
-            TypeError: There is no setting of a name.
-            ValueError: One of them is not what it should be; the text names it.
         """
         process = variables() if process is None else process
         values = {}

@@ -32,11 +32,7 @@ def can_restrict() -> bool:
 
 
 def write_only_below(paths: Iterable[str]) -> None:
-    """Let this thread, and what it starts, write below these paths alone.
-
-    Raises:
-        OSError: The system refuses.
-    """
+    """Let this thread, and what it starts, write below these paths alone."""
     of_files = _OF_FILES
     if _call(_CREATE_RULESET, None, 0, _VERSION) < 3:
         of_files = _WRITE_FILE

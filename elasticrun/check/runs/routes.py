@@ -49,11 +49,7 @@ class RestartPlace(NamedTuple):
 
 
 def parse_restart_place(text: str) -> RestartPlace:
-    """Return the place that E:L:K, E:end or afterE:L:K means.
-
-    Raises:
-        ValueError: `text` is none of them.
-    """
+    """Return the place that E:L:K, E:end or afterE:L:K means."""
     match = _TEXT.fullmatch(text)
     if match is None or (match["after"] and match["loop"] is None):
         raise ValueError(

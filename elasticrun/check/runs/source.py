@@ -62,11 +62,7 @@ def find_source(
     linked: Sequence[str],
     writable: Sequence[str] = (),
 ) -> ProgramSource:
-    """Return what to copy, after a look at how much it is.
-
-    Raises:
-        OptionError: It is too much, or there is no such script.
-    """
+    """Return what to copy, after a look at how much it is."""
     if not os.path.isfile(script):
         raise OptionError(f"{script}: there is no such script.")
     source = ProgramSource(

@@ -40,9 +40,6 @@ def write_file(path: Path, write: Callable[[BinaryIO], object]) -> FileRecord:
     Args:
         path: A file that does not exist; two writers of one file would mix.
         write: Gets a stream to write to, which cannot seek.
-
-    Raises:
-        OSError: The file exists or could not be written.
     """
     with open(path, "xb") as file:
         writer = write_through(ChecksumWriter(file.write), write)
@@ -196,11 +193,7 @@ class OverwrittenFile:
 
 
 def make_empty_file(path: Path) -> None:
-    """Make a file durably.
-
-    Raises:
-        OSError: The file exists or could not be made.
-    """
+    """Make a file durably."""
     open(path, "xb").close()
     fsync_directory(path.parent)
 
@@ -210,9 +203,6 @@ def copy_file(source: Path, target: Path, *, record: FileRecord) -> FileRecord:
 
     A hard link would be cheaper, but one flipped bit would then damage every
     checkpoint that shares the file.
-
-    Raises:
-        DamagedFileError: The source is not what `record` says.
     """
     with open_recorded(source, record) as reader:
         copied = write_file(
@@ -226,10 +216,6 @@ def append_line(path: Path, line: bytes) -> None:
     """Append a line by one write, below one that a writer may have left unfinished.
 
     Several processes may do so at once. The folder must be there.
-
-    Raises:
-        ValueError: There is something else than a plain file: a link, a pipe.
-        OSError: It could not be written.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
     descriptor = open_plain(str(path), flags)
@@ -248,22 +234,13 @@ def move_over(path: Path, target: Path) -> None:
 
 
 def open_append(path: Path) -> TextIO:
-    """Open a file of lines to append to; a finished line survives a killed process.
-
-    Raises:
-        ValueError: There is something else than a plain file: a link, a pipe.
-    """
+    """Open a file of lines to append to; a finished line survives a killed process."""
     make_directory(path.parent)
     return open(path, "a", buffering=1, encoding="utf-8", opener=open_plain)
 
 
 def open_shared(path: Path) -> io.FileIO:
-    """Open a file that processes share, for reading and `overwrite`; it may be new.
-
-    Raises:
-        ValueError: There is something else than a plain file: a link, a pipe.
-        OSError: It cannot be opened.
-    """
+    """Open a file that processes share, for reading and `overwrite`; it may be new."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     return io.FileIO(open_plain(str(path), flags), "r+")
 
@@ -277,11 +254,7 @@ def overwrite(file: io.FileIO, data: bytes) -> None:
 
 
 def find_size(path: Path) -> int | None:
-    """Return the size, or None if nothing is there; unlike `Path.exists`, never guess.
-
-    Raises:
-        OSError: It cannot be told.
-    """
+    """Return the size, or None if nothing is there; raise where nobody can tell."""
     try:
         return os.stat(path).st_size
     except (FileNotFoundError, NotADirectoryError):
@@ -289,11 +262,7 @@ def find_size(path: Path) -> int | None:
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a directory in which this process cannot make files.
-
-    Raises:
-        PermissionError: It is not writable.
-    """
+    """Refuse a directory in which this process cannot make files."""
     if not os.access(path, os.W_OK | os.X_OK):
         code = errno.EACCES
         raise PermissionError(code, os.strerror(code), str(path))
@@ -344,12 +313,7 @@ def _remove(entry: os.DirEntry[str]) -> None:
 
 
 def fsync_file(path: Path) -> None:
-    """Force a plain file's content to the disk, whoever has written it.
-
-    Raises:
-        ValueError: It is something else: a directory, a link.
-        OSError: It could not be forced there.
-    """
+    """Force a plain file's content to the disk, whoever has written it."""
     with open(path, "rb", opener=open_plain) as file:
         os.fsync(file.fileno())
 

@@ -30,12 +30,7 @@ class FileRecord(NamedTuple):
 
 
 def open_checked(path: Path, record: FileRecord) -> BinaryIO:
-    """Open a file for reading once its size and checksum have been found right.
-
-    Raises:
-        DamagedFileError: It is missing, or not what `record` says.
-        OSError: It cannot be read.
-    """
+    """Open a file for reading once its size and checksum have been found right."""
     with ExitStack() as closed_on_error:
         file = closed_on_error.enter_context(open_recorded(path, record))
         # Before it is read: it may be a huge hole.
@@ -48,12 +43,7 @@ def open_checked(path: Path, record: FileRecord) -> BinaryIO:
 
 
 def read_small(path: Path) -> bytes:
-    """Return the content of a plain file that is to be read into memory.
-
-    Raises:
-        DamagedFileError: It is something else, or far too large.
-        OSError: It cannot be read.
-    """
+    """Return the content of a plain file that is to be read into memory."""
     try:
         with open(path, "rb", opener=open_plain) as file:
             check_small(path, os.fstat(file.fileno()).st_size)
@@ -63,11 +53,7 @@ def read_small(path: Path) -> bytes:
 
 
 def check_small(path: object, size: int) -> None:
-    """Refuse to read a file into memory that is far too large.
-
-    Raises:
-        DamagedFileError: It is too large.
-    """
+    """Refuse to read a file into memory that is far too large."""
     if size > LARGEST_SMALL_FILE:
         raise DamagedFileError(
             f"{path} has {size} bytes, more than the {LARGEST_SMALL_FILE} that "
@@ -76,23 +62,14 @@ def check_small(path: object, size: int) -> None:
 
 
 def measure_file(path: Path) -> FileRecord:
-    """Return what a plain file holds, whoever has written it.
-
-    Raises:
-        ValueError: It is something else: a directory, a link.
-        OSError: It cannot be read.
-    """
+    """Return what a plain file holds, whoever has written it."""
     with open(path, "rb", opener=open_plain) as file:
         size, crc32 = _measure(file)
     return FileRecord(path.name, size, crc32)
 
 
 def compare(path: object, record: FileRecord, *, size: int, crc32: int) -> None:
-    """Refuse a file that does not hold what was written.
-
-    Raises:
-        DamagedFileError: Its size or checksum is another.
-    """
+    """Refuse a file that does not hold what was written."""
     check_size(path, record, size)
     if crc32 != record.crc32:
         raise DamagedFileError(
@@ -101,11 +78,7 @@ def compare(path: object, record: FileRecord, *, size: int, crc32: int) -> None:
 
 
 def check_size(path: object, record: FileRecord, size: int | None) -> None:
-    """Refuse a file that is not as large as what was written; one without a size lacks.
-
-    Raises:
-        DamagedFileError: Its size is another, or it is missing.
-    """
+    """Refuse a file that is not as large as what was written; None: it is missing."""
     if size is None:
         raise missing_error(path, record)
     if size != record.size:
@@ -120,11 +93,7 @@ def missing_error(path: object, record: FileRecord) -> DamagedFileError:
 
 
 def open_recorded(path: Path, record: FileRecord) -> io.BufferedReader:
-    """Open a file for reading that must be there, and be a plain one.
-
-    Raises:
-        DamagedFileError: It is missing, or a link or something else.
-    """
+    """Open a file for reading that must be there, and be a plain one."""
     try:
         return open(path, "rb", opener=open_plain)
     except FileNotFoundError as error:
@@ -159,9 +128,6 @@ def open_plain(path: str, flags: int) -> int:
 
     And none that another user has put there: it belongs to this user, to root, or to
     the owner of its folder, as all do where a file server maps users.
-
-    Raises:
-        ValueError: It is something else, or somebody else's.
     """
     try:
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)

@@ -28,10 +28,6 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
     Args:
         write: Gets a stream to write to, which cannot seek.
-
-    Raises:
-        ValueError: There is something else than a file: a device, a directory.
-        OSError: It could not be written.
     """
     path = Path(os.path.realpath(path))
     mode = _mode_of_file(path)

@@ -44,9 +44,6 @@ def names_of_state(checkpoint: Checkpoint, word: str | None) -> list[str]:
     """Return the files of a state: one, or one a rank; all files without a word.
 
     Files with shards of tensors do not count: they are read with their state's file.
-
-    Raises:
-        InspectionError: The checkpoint has no such state.
     """
     every = [each for each in checkpoint.names() if not _holds_shards(checkpoint, each)]
     if word is None:
@@ -80,9 +77,6 @@ def load_file(checkpoint: Checkpoint, name: str) -> Any:
     """Return what a file holds, after its checksum was found right.
 
     Tensors that ranks share out are put together, from the checked files of all.
-
-    Raises:
-        InspectionError: It is damaged.
     """
     record = checkpoint.manifest.record(name)
     try:

@@ -26,11 +26,7 @@ from elasticrun.checkpoint.inspection.plan import plans_in
 
 
 def show(checkpoint: Checkpoint, state: str | None, *, as_json: bool) -> Iterator[str]:
-    """Yield the lines that show a checkpoint, or one of its states in full.
-
-    Raises:
-        InspectionError: There is no such state, or its file is damaged.
-    """
+    """Yield the lines that show a checkpoint, or one of its states in full."""
     names = names_of_state(checkpoint, state)
     contents = ((name, list(leaves(load_file(checkpoint, name)))) for name in names)
     if as_json:

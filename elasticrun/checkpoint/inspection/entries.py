@@ -61,11 +61,7 @@ class Entry:
 
 
 def find_entries(storage: Storage) -> list[Entry]:
-    """Return what a directory or an object store holds, the newest first.
-
-    Raises:
-        InspectionError: It cannot be read.
-    """
+    """Return what a directory or an object store holds, the newest first."""
     try:
         # Then the newest may be about to be written.
         is_used = owner_of(storage) is not None
@@ -166,11 +162,6 @@ def choose_storage(word: str | None, *, configured: str | None) -> Storage:
 
     Args:
         configured: What the job itself would use.
-
-    Raises:
-        InspectionError: There is no such directory, or none is known.
-        ValueError: It is a URL without a path.
-        CheckpointError: What is needed for such URLs is not installed.
     """
     given = word or configured
     if given is not None:

@@ -22,12 +22,7 @@ _SAFETENSORS = ".safetensors"
 
 
 def export_state(checkpoint: Checkpoint, target: Path, *, state: str) -> str:
-    """Write one state into a file of its own, durably; return what was done.
-
-    Raises:
-        InspectionError: There is no such state, or it cannot be written like that.
-        OSError: The file cannot be written.
-    """
+    """Write one state into a file of its own, durably; return what was done."""
     (name, *others) = names_of_state(checkpoint, state)
     if others:
         raise InspectionError(

@@ -32,11 +32,7 @@ _HEAD = ("number", "time", "generation", "replicas", "size", "position", "condit
 
 
 def list_checkpoints(storage: Storage, *, as_json: bool) -> Iterator[str]:
-    """Yield the lines that say which checkpoints there are, the newest first.
-
-    Raises:
-        InspectionError: The directory cannot be read.
-    """
+    """Yield the lines that say which checkpoints there are, the newest first."""
     entries, owner = find_entries(storage), owner_of(storage)
     if as_json:
         yield json.dumps(

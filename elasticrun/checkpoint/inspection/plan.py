@@ -16,9 +16,6 @@ def plans_in(checkpoint: Checkpoint) -> dict[str, dict[int, int]]:
     """Return each loader's plan, as `batch_size=` takes it.
 
     A plan goes from the samples seen to the size of global batches from there on.
-
-    Raises:
-        CheckpointError: A file is damaged.
     """
     plans = {name: plan_in(values) for name, values in states_of_loaders(checkpoint)}
     return {name: plan for name, plan in plans.items() if plan}

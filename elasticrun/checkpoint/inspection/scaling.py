@@ -19,12 +19,7 @@ _NOISE = re.compile(r"(.+\.)?noise")
 
 
 def show_scaling(checkpoint: Checkpoint, *, as_json: bool) -> Iterator[str]:
-    """Yield the table of each loader whose loops were trained with.
-
-    Raises:
-        InspectionError: There is no such loader.
-        CheckpointError: A file is damaged.
-    """
+    """Yield the table of each loader whose loops were trained with."""
     noise = _noise_in(checkpoint)
     tables = {
         name: _table(values, noise)

@@ -64,10 +64,6 @@ def make_layout(name: str, descriptions: Sequence[Description]) -> Layout:
     """Deal the chunks out, those that several replicas have to one of them.
 
     Every replica gets the same result from the same descriptions, by rank.
-
-    Raises:
-        CheckpointError: The replicas have different states, or chunks that overlap or
-            leave a part of a tensor to nobody.
     """
     _check_same_on_all_ranks(name, descriptions)
     planner = DefaultSavePlanner(flatten_state_dict=False)

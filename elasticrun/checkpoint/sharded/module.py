@@ -48,12 +48,7 @@ class ShardedState(StatefulState):
         return [self._chunks]
 
     def sync(self) -> None:
-        """Agree with the other replicas on who writes what. Collective.
-
-        Raises:
-            CheckpointError: Their states differ, or one could not be had.
-            AgreementError: A replica is gone.
-        """
+        """Agree with the other replicas on who writes what. Collective."""
         description: Description = {}
         tensors: dict[str, DTensor] = {}
         problem: Exception | None = None
@@ -110,12 +105,7 @@ class ShardedState(StatefulState):
         save_values_of(self, saved.encode(), fileobj)
 
     def load_with(self, fileobj: BinaryIO, open_file: OpenFile) -> None:
-        """Give the object its state, from files of any world size or a plain one.
-
-        Raises:
-            CheckpointError: The saved state does not fit the object, or a file is
-                missing or damaged.
-        """
+        """Give the object its state, from files of any world size or a plain one."""
         values = load_values_of(self, fileobj)
         saved = SavedState.decode(values) or SavedState(values, {})
         with ShardReader(self.name, saved, open_file) as reader:

@@ -31,9 +31,6 @@ def fill(
 
     Of a sharded target only the own shard is filled: nothing is communicated. Nothing
     is changed before all files that are needed were found right.
-
-    Raises:
-        CheckpointError: A file is missing or damaged.
     """
     planner = DefaultLoadPlanner(
         flatten_state_dict=False, flatten_sharded_tensors=False

@@ -38,11 +38,7 @@ _PLAN_OF_ONE_CYCLE = ("total_steps", "_schedule_phases")
 
 
 def check_alike(name: str, target: Any, values: Any) -> None:
-    """Refuse entries of other kinds than those that one of torch's objects has.
-
-    Raises:
-        CheckpointError: There is one.
-    """
+    """Refuse entries of other kinds than those that one of torch's objects has."""
     if not type(target).__module__.startswith("torch."):
         return
     if isinstance(target, GradScaler) and target.is_enabled():

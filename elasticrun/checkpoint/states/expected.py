@@ -65,9 +65,6 @@ def check_values(values: Any, expected: Any, *, name: str) -> None:
 
     Args:
         name: The state's, and where in it, as the error calls the values.
-
-    Raises:
-        CheckpointError: They do not; it names the first entry.
     """
     if isinstance(expected, Kind):
         if not expected.fits(values):

@@ -41,11 +41,7 @@ class GatheredState(BaseState):
         return gathered_file_name(self.name, rank)
 
     def load_from(self, checkpoint: Checkpoint, rank: int) -> bool:
-        """Load what the rank has saved, or derive it; return whether either could be.
-
-        Raises:
-            CheckpointError: A file is damaged.
-        """
+        """Load what the rank has saved, or derive it; return whether one was done."""
         saved = self._saved(checkpoint, rank)
         if rank in saved:
             self.load(io.BytesIO(saved[rank]))
@@ -79,9 +75,6 @@ def write_gathered(
 
     Args:
         fetch: Returns what some ranks have told, when their file is written.
-
-    Raises:
-        OSError: A file could not be written.
     """
     records = []
     for first in range(0, world_size, RANKS_A_FILE):
@@ -92,11 +85,7 @@ def write_gathered(
 
 
 def parts_of(values: object) -> dict[int, bytes]:
-    """Return what a file holds of each rank, given its values.
-
-    Raises:
-        DamagedFileError: It is no such file.
-    """
+    """Return what a file holds of each rank, given its values."""
     if isinstance(values, dict) and all(
         isinstance(rank, int) and isinstance(part, bytes)
         for rank, part in values.items()

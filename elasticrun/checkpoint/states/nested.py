@@ -118,11 +118,7 @@ def map_paths(values: Any, change: Callable[[str, Any], Any], path: str = "") ->
 
 
 def leaves_by_path(values: Any) -> dict[str, Any]:
-    """Return the leaves of nested values by their paths.
-
-    Raises:
-        CheckpointError: Two have the same path.
-    """
+    """Return the leaves of nested values by their paths."""
     leaves: dict[str, Any] = {}
 
     def take(path: str, leaf: Any) -> None:

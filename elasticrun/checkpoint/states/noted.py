@@ -87,11 +87,7 @@ class Noted:
         )
 
     def decode(self, values: Any, *, name: str) -> None:
-        """Take what `encode` has returned.
-
-        Raises:
-            CheckpointError: It is something else.
-        """
+        """Take what `encode` has returned."""
         try:
             exact(values)
         except ValueError:

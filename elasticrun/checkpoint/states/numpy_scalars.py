@@ -24,12 +24,7 @@ def encode_scalar(leaf: Any) -> Any:
 
 
 def decode_scalar(leaf: Any) -> Any:
-    """Return what `encode_scalar` was given.
-
-    Raises:
-        ValueError: The bytes are cut off, or name no type.
-        TypeError: They name no type.
-    """
+    """Return what `encode_scalar` was given."""
     if type(leaf) is not bytes or not leaf.startswith(_MARK):
         return leaf
     kind, _, data = leaf.removeprefix(_MARK).partition(b":")

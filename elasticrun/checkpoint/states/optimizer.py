@@ -92,12 +92,7 @@ class OptimizerState(StatefulState):
         return by_names(values, names)
 
     def set_values(self, values: Any) -> None:
-        """Give the optimizer a state, each parameter its own.
-
-        Raises:
-            CheckpointError: It is of another kind of optimizer, or of parameters of
-                other names or shapes, or in other groups.
-        """
+        """Give the optimizer a state, each parameter its own."""
         if _is_usual(values):
             check_kind(self.name, self._optimizer, values)
             values = self._in_own_order(values)
@@ -166,11 +161,7 @@ def modules_among(states: Iterable[BaseState]) -> list[tuple[str, nn.Module]]:
 
 
 def check_kind(name: str, optimizer: Optimizer, values: Mapping[str, Any]) -> None:
-    """Refuse the state of another kind of optimizer, as its groups' options tell.
-
-    Raises:
-        CheckpointError: It is one.
-    """
+    """Refuse the state of another kind of optimizer, as its groups' options tell."""
     groups = zip(values["param_groups"], optimizer.param_groups, strict=False)
     for before, now in groups:
         foreign = (before.keys() - now.keys()) & _options_of_torchs()
@@ -195,9 +186,6 @@ def check_entries(
     Args:
         values: By the numbers of parameters, as `Optimizer.state_dict` has them.
         names: The parameters' names, if they have any.
-
-    Raises:
-        CheckpointError: Something is not of the kind or shape that the optimizer makes.
     """
     step = type(optimizer).step
     if not f"{step.__module__}.".startswith("torch.optim."):

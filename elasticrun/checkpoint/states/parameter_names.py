@@ -52,9 +52,6 @@ def find_names(
     Args:
         name: What the optimizer is registered as.
         modules: The modules, and what they are registered as.
-
-    Raises:
-        CheckpointError: A parameter is in none of them.
     """
     names = name_parameters(modules)
     found: dict[str, Tensor] = {}
@@ -73,11 +70,7 @@ def find_names(
 
 
 def by_names(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return an optimizer's state dict with parameter names instead of numbers.
-
-    Raises:
-        CheckpointError: It is of another number of parameters.
-    """
+    """Return an optimizer's state dict with parameter names instead of numbers."""
     numbers = [n for group in values["param_groups"] for n in group["params"]]
     if len(numbers) != len(names):
         raise CheckpointError(
@@ -101,9 +94,6 @@ def by_numbers(values: Any, groups: Sequence[Sequence[str]] | None = None) -> An
     Args:
         groups: The names in the optimizer's groups, in order; those of the values
             themselves if None.
-
-    Raises:
-        CheckpointError: The groups hold other parameters.
     """
     if not has_names(values):
         return values

@@ -85,11 +85,7 @@ class SavedState:
 
     @classmethod
     def decode(cls, values: Any) -> SavedState | None:
-        """Return what `encode` made these values from, None for any others.
-
-        Raises:
-            CheckpointError: Its format is another, or it says what cannot be.
-        """
+        """Return what `encode` made these values from, None for any others."""
         if not isinstance(values, dict) or _MARK not in values:
             return None
         if values[_MARK] != _FORMAT:
@@ -215,11 +211,7 @@ class ShardReader:
 
 
 def read_whole_state(name: str, saved: SavedState, open_file: OpenFile) -> Any:
-    """Return a state's values with all tensors put together; needs no process group.
-
-    Raises:
-        CheckpointError: A file is missing, damaged or too short.
-    """
+    """Return a state's values with all tensors put together; needs no process group."""
     with ShardReader(name, saved, open_file) as reader:
         return map_paths(
             saved.values,

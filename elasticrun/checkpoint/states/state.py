@@ -17,11 +17,7 @@ _EPOCH_SUFFIX = re.compile(r"accumulator(-\d+)?\.epoch-(?P<epoch>\d+)")
 
 
 def check_state_name(name: str) -> None:
-    """Refuse what cannot name a state.
-
-    Raises:
-        StateNameError: It is not a plain file name, or one that files of ranks have.
-    """
+    """Refuse what cannot name a state."""
     is_manifest = name.lower().startswith(MANIFEST_NAME)
     is_plain = _PLAIN_NAME.fullmatch(name) and not _REPLICA_SUFFIX.fullmatch(name)
     if is_manifest or not is_plain:

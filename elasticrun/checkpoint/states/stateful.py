@@ -91,9 +91,6 @@ class StatefulState(BaseState):
 
         A `ZeroRedundancyOptimizer` has its parts brought there. Of an object of the
         program's own rank 0 has one state, and others may have another.
-
-        Raises:
-            CheckpointError: They have.
         """
         if self._consolidate is not None:
             self._consolidate(to=0)
@@ -188,12 +185,7 @@ class StatefulState(BaseState):
         return None if is_kept else optimizer
 
     def load(self, fileobj: BinaryIO) -> None:
-        """Give the object its state; its tensors stay on their devices.
-
-        Raises:
-            CheckpointError: The saved state does not fit the object, or would execute
-                code.
-        """
+        """Give the object its state; its tensors stay on their devices."""
         self.set_values(
             load_values_of(self, fileobj, is_copied=_loads_by_copying(self.target))
         )
@@ -207,11 +199,7 @@ class StatefulState(BaseState):
         self.set_values(values)
 
     def set_values(self, values: Any) -> None:
-        """Give the object loaded values.
-
-        Raises:
-            CheckpointError: They do not fit it.
-        """
+        """Give the object loaded values."""
         check_alike(self.name, self.target, values)
         try:
             with keeping_dtypes(self.target):

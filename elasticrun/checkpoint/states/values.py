@@ -43,11 +43,7 @@ class UnsafeValuesError(CheckpointError):
 
 
 def save_values_of(state: BaseState, values: Any, fileobj: BinaryIO) -> None:
-    """Write a state's values, of any kind if it is trusted to be unpickled.
-
-    Raises:
-        CheckpointError: They could not be loaded safely again.
-    """
+    """Write a state's values, of any kind if it is trusted to be unpickled."""
     if state.trusts_pickle:
         with _refusing_cycles(state.name):
             _refuse_shards_among(values, state.name)
@@ -78,10 +74,6 @@ def load_values_of(
 
     Args:
         is_copied: Whether whoever takes the tensors keeps none of them.
-
-    Raises:
-        CheckpointError: It would have to execute something; or it is trusted, and what
-            it executes has failed.
     """
     if state.trusts_pickle:
         return _unpickle(state, fileobj)
@@ -208,12 +200,7 @@ def _path_of_open(fileobj: BinaryIO) -> str | None:
 
 
 def check_loads_safely(values: Any, *, name: str) -> None:
-    """Raise while nothing is lost if `values` could be saved but not loaded again.
-
-    Raises:
-        CheckpointError: They hold an object that only a full unpickler could rebuild,
-            a tensor that is sharded, or themselves.
-    """
+    """Raise while nothing is lost if `values` could be saved but not loaded again."""
     with _refusing_cycles(name):
         _refuse_shards_among(values, name)
         doubtful = _smallest_tensors(find_maybe_unsafe(values))

@@ -121,10 +121,6 @@ class StoreClaim:
         Args:
             timeout: Seconds that an owner is given that lives, but may be about to
                 exit.
-
-        Raises:
-            CheckpointError: A live job owns it.
-            OSError: The store cannot be read or written.
         """
         if self._own is not None:
             raise in_use_error(self._objects.place, self._own.owner)
@@ -156,12 +152,7 @@ class StoreClaim:
             )
 
     def check(self) -> None:
-        """Refuse to go on if another job has claimed the place.
-
-        Raises:
-            CheckpointError: It has.
-            OSError: The store cannot be read.
-        """
+        """Refuse to go on if another job has claimed the place."""
         if self._own is None:
             raise ValueError(f"{self._objects.place} was not acquired")
         own = read_claim(self._objects, self._number)
@@ -258,11 +249,7 @@ class _OwnerWatch:
         self._is_quiet = True
 
     def is_given_up(self, number: int, claim: Claim) -> bool:
-        """Read the claim; return whether it has not been renewed for too long.
-
-        Raises:
-            CheckpointError: The owner lives, and has had its time.
-        """
+        """Read the claim; return whether it has not been renewed for too long."""
         now = time.monotonic()
         seen = number, claim.token, claim.renewals
         if seen != self._seen:

@@ -139,12 +139,7 @@ class LocalStorage(Storage):
 
 
 def _retry(look: Callable[[], _Found]) -> _Found:
-    """Return what a look at the file system finds, which may fail once or twice.
-
-    Raises:
-        FileNotFoundError: It is known that nothing is there.
-        StoreUnreachableError: It failed again and again. What is there may be whole.
-    """
+    """Return what a look at the file system finds, which may fail once or twice."""
     for pause in (*_PAUSES, None):
         try:
             return look()

@@ -72,10 +72,6 @@ class DirectoryLock:
 
         Args:
             timeout: Seconds to wait for a live owner, which may be about to exit.
-
-        Raises:
-            CheckpointError: A live process still holds it, or the directory cannot be
-                written.
         """
         try:
             durable.make_directory(self.directory)
@@ -101,10 +97,6 @@ class DirectoryLock:
         """Refuse to go on where another process may have taken the directory.
 
         Nothing to check without the lock: who has none only looks, or tidies up.
-
-        Raises:
-            CheckpointError: The file that is locked is not the one that others lock.
-            OSError: It cannot be told.
         """
         if self._file is None or self._file.closed:
             return

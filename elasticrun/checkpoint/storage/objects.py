@@ -177,11 +177,7 @@ def _discard(file: Any) -> None:
 
 
 def open_objects(place: RemotePath) -> Objects:
-    """Return the objects below a URL; nothing is asked of the store yet.
-
-    Raises:
-        CheckpointError: What is needed for such URLs is not installed.
-    """
+    """Return the objects below a URL; nothing is asked of the store yet."""
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:

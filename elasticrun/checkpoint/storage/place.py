@@ -48,9 +48,6 @@ def parse_place(path: str | os.PathLike[str]) -> Place:
     """Return the absolute path, or the URL, that is meant.
 
     `file://` and `local://` mean paths; `~` is the home directory, as in a shell.
-
-    Raises:
-        ValueError: It is a URL without a path, or with a slash too few.
     """
     if isinstance(path, RemotePath):
         return path
@@ -80,11 +77,7 @@ def parse_place(path: str | os.PathLike[str]) -> Place:
 
 
 def local_path(path: str | os.PathLike[str], *, what: str) -> Path:
-    """Return a path as it is, also from a `file://`; refuse what is in a store.
-
-    Raises:
-        ValueError: It is a URL.
-    """
+    """Return a path as it is, also from a `file://`; refuse what is in a store."""
     place = parse_place(path)
     if isinstance(place, RemotePath):
         raise ValueError(

@@ -186,10 +186,6 @@ def storage_at(
 
     Args:
         timing: Of the claim on a store; a directory has a lock.
-
-    Raises:
-        ValueError: It is a URL without a path, or with a slash too few.
-        CheckpointError: What is needed for such URLs is not installed.
     """
     place = parse_place(path)
     if isinstance(place, Path):

@@ -78,11 +78,7 @@ class SampleOrder:
         return SizedBatches(self.plan, MAX_INDEX)
 
     def endless_order(self, key: int) -> Order:
-        """Return the order of passes without end that have a key.
-
-        Raises:
-            ValueError: No pass has a batch, or nobody knows where one ends.
-        """
+        """Return the order of passes without end that have a key."""
         length = self.num_samples
         if self.drop_last:
             if len(self.plan) > 1:

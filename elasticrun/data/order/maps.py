@@ -101,11 +101,7 @@ def _line_for(given: Any) -> str | None:
 
 
 def batch_at(batch_sampler: Any, number: int) -> NDArray[np.int64]:
-    """Return one of the user's batches, which may be empty.
-
-    Raises:
-        TypeError: It is no list of indices.
-    """
+    """Return one of the user's batches, which may be empty."""
     batch = batch_sampler[number]
     if not hasattr(batch, "__len__"):
         raise TypeError(
@@ -122,9 +118,6 @@ def as_map(sampler: Any) -> Any:
 
     That is the sampler itself, if it has `keyed` or `take`; else an array of what it
     holds.
-
-    Raises:
-        TypeError: It holds no data-set indices.
     """
     is_array = isinstance(sampler, (torch.Tensor, np.ndarray))
     if not is_array and (hasattr(sampler, "keyed") or hasattr(sampler, "take")):

@@ -74,11 +74,7 @@ class Permutation:
         return int(self.take(np.array([position]))[0])
 
     def take(self, positions: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-        """Return the numbers at any positions, in an array of the same shape.
-
-        Raises:
-            IndexError: A position is outside [0, length).
-        """
+        """Return the numbers at any positions, in an array of the same shape."""
         if positions.size and (positions.min() < 0 or positions.max() >= self._length):
             raise IndexError(
                 f"positions {positions.min()} to {positions.max()} of a permutation of "

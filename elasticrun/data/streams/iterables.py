@@ -25,11 +25,7 @@ _SHARING_OUT = {"get_worker_info", "get_rank", "get_world_size"}
 
 
 def streams_of(dataset: Any) -> Streams:
-    """Return the streams of an `IterableDataset`, as it is given to a loader.
-
-    Raises:
-        TypeError: It shares itself out among ranks or workers.
-    """
+    """Return the streams of an `IterableDataset`, as it is given to a loader."""
     if getattr(dataset, "_distributed", None) is not None:
         raise TypeError(
             "the data set was split by split_dataset_by_node, and the loader would "

@@ -45,9 +45,6 @@ def settled(
 
     A batch without any sample is a boundary only. So many of them that each lane has
     had a slot there are the end.
-
-    Raises:
-        ElasticRunError: No lane has a sample.
     """
     num_empty = 0  # Slots in a row.
     for pieces, wait in _summed(_global_batches(in_flight, read), how):

@@ -86,10 +86,6 @@ class StreamReader:
 
         Returns:
             Whether all was read.
-
-        Raises:
-            ElasticRunError: The stream has fewer or more samples than it had, or cannot
-                be read.
         """
         if self._samples is None or number < self._next:
             self._enter(max(0, number - self._num_before), number)

@@ -500,11 +500,7 @@ def paths_of(given: Paths) -> list[str]:
 def lanes_of(
     dataset: Any, sampler: Any, batch_sampler: Any, *, rank: int, world_size: int
 ) -> DealtLanes | None:
-    """Return the lanes of a data set in streams, ready to read; None of any other.
-
-    Raises:
-        ValueError: An order of one's own is given, too.
-    """
+    """Return the lanes of a data set in streams, ready to read; None of any other."""
     if not isinstance(dataset, InLanes):
         return None
     if sampler is not None or batch_sampler is not None:

@@ -201,11 +201,7 @@ def with_lanes(dataset: Any) -> Any:
 
 
 def need_lengths(dataset: Any, what: str) -> None:
-    """Refuse what needs the lengths of a loader's streams.
-
-    Raises:
-        TypeError: They are unknown.
-    """
+    """Refuse what needs the lengths of a loader's streams."""
     if isinstance(dataset, Uncounted):
         raise TypeError(
             f"{what} needs to know how many samples there are, and "

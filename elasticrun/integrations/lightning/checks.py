@@ -69,11 +69,7 @@ INTERNALS_BESIDE = {
 
 
 def check_version(trainer: Trainer) -> None:
-    """Refuse a version of Lightning that is not known here.
-
-    Raises:
-        ElasticRunError: Something is gone.
-    """
+    """Refuse a version of Lightning that is not known here."""
     version, tested = lightning.__version__, "Lightning 2.1 to 2.6"
     check_internals(
         f"the Trainer of Lightning {version}", trainer, INTERNALS, tested=tested
@@ -86,11 +82,7 @@ def check_version(trainer: Trainer) -> None:
 
 
 def check_arguments(trainer: Trainer) -> None:
-    """Refuse what a restart would change without a word.
-
-    Raises:
-        ElasticRunError: The Trainer is told to do it.
-    """
+    """Refuse what a restart would change without a word."""
     for what, why in _refused(trainer).items():
         raise ElasticRunError(f"Elastic does not support {what}: {why}.")
     check_num_processes(

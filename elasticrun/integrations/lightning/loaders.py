@@ -44,9 +44,6 @@ def make_elastic(
 
     Args:
         batch_size: Of all devices together.
-
-    Raises:
-        TypeError: It has an order of its own.
     """
     has_workers = loader.num_workers > 0
     return AdaptiveDataLoader(
@@ -85,11 +82,7 @@ def _shuffles(loader: DataLoader[Any]) -> bool:
 
 
 def check_equal_shares(loaders: list[AdaptiveDataLoader[Any]], world_size: int) -> None:
-    """Refuse loaders of one step whose batches replicas cannot share evenly.
-
-    Raises:
-        ElasticRunError: A loss over several of them has no weight.
-    """
+    """Refuse loaders of one step whose batches replicas cannot share evenly."""
     for loader in loaders if len(loaders) > 1 else []:
         batches = loader.batches_of_epoch()
         for number in {0, len(batches) - 1} if len(batches) else ():

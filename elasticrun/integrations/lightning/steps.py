@@ -126,10 +126,6 @@ def set_micro_batches(
 
     Args:
         sizes: By the name of a loader, what fits on a device; it is cut if it can be.
-
-    Raises:
-        ElasticRunError: A loader is to be cut by its own max_local_batch_size, but the
-            module steps itself, or loaders deliver together.
     """
     why_not = _why_no_micro_batches(loaders, trainer)
     for loader in loaders:

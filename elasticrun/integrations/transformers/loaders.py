@@ -93,11 +93,7 @@ def order(sampler: Any, batch_size: int) -> dict[str, Any]:
 
 
 def with_length(dataset: Any, description: str) -> Any:
-    """Return data that has samples by number; of iterable data, its streams.
-
-    Raises:
-        TypeError: Nobody knows how many samples an epoch has.
-    """
+    """Return data that has samples by number; of iterable data, its streams."""
     if isinstance(dataset, IterableDataset):
         dataset = streams_of(dataset)
     is_endless = isinstance(dataset, InLanes) and not dataset.has_end

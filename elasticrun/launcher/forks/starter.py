@@ -226,11 +226,7 @@ class Starter:
             self._expect_answer(_FORK_SECONDS)
 
     def _order_fork(self, *, rank: int) -> WaitingReplica:
-        """Send an order to fork a replica, with its ends of what connects it.
-
-        Raises:
-            OSError: There are too many open files, or no ports.
-        """
+        """Send an order to fork a replica, with its ends of what connects it."""
         assert self._connection is not None
         with contextlib.ExitStack() as kept, contextlib.ExitStack() as passed:
             own, other = socket.socketpair()

@@ -32,11 +32,7 @@ class OwnAddress:
 
 
 def own_address(host: str, port: int) -> OwnAddress:
-    """Return the address with which this node reaches the endpoint; sends nothing.
-
-    Raises:
-        OSError: The name is not known, or there is no way there.
-    """
+    """Return the address with which this node reaches the endpoint; sends nothing."""
     family, there = _resolve(host, port)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((there, port))
@@ -54,9 +50,6 @@ def address_here(given: str) -> OwnAddress:
     Args:
         given: A name or an address of this machine, or one that leads to it; if empty,
             what its own name stands for counts, else the address of its default route.
-
-    Raises:
-        OSError: The name is not known, or this machine has neither.
     """
     if given:
         family, address = _resolve(given, 0)[0]
@@ -88,11 +81,7 @@ def listen_at(bind: str) -> socket.socket:
 
 
 def listen(host: str, port: int) -> socket.socket | None:
-    """Listen at the endpoint if it is on this machine and nobody does; else None.
-
-    Raises:
-        OSError: The name is not known.
-    """
+    """Listen at the endpoint if it is on this machine and nobody does; else None."""
     for family, address in _resolve(host, port):
         if _is_loopback(address) and not _is_loopback(host):
             address = _EVERYWHERE[family]

@@ -72,11 +72,7 @@ class MeetingPlace:
         threading.Thread(target=self._watch, args=(own,), daemon=True).start()
 
     def find(self) -> Endpoint:
-        """Return where another node serves, or did once.
-
-        Raises:
-            OSError: It cannot be read, or is another job's.
-        """
+        """Return where another node serves, or did once."""
         try:
             found = Endpoint(**json.loads(self._storage.read(_FILE)))
         except FileNotFoundError as error:

@@ -78,11 +78,7 @@ def remove_results(folder: Path) -> None:
 
 
 def read_results(folder: Path) -> list[Any]:
-    """Return the results by rank of the last generation, the one that finished.
-
-    Raises:
-        ElasticRunError: A replica ended without one.
-    """
+    """Return the results by rank of the last generation, the one that finished."""
     found: dict[int, dict[int, Path]] = {}
     sizes: dict[int, int] = {}
     for path in folder.iterdir():

@@ -186,10 +186,6 @@ class Supervisor:
 
         Args:
             is_forced: Even if there are too few samples, GPUs or cores for them.
-
-        Raises:
-            OptionError: The number is out of bounds, or too large for the launcher,
-                for the global batch or this machine, or no replica can be started.
         """
         self.options.replicas.check(size)
         if self._stop is Stop.END:

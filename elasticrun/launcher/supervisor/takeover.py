@@ -121,10 +121,6 @@ class Takeover:
             generation: The one that runs; it may have been asked to stop.
             elsewhere: How many there are on other nodes.
             is_forced: Even if there are too few samples, GPUs or cores for them.
-
-        Raises:
-            OptionError: The number is too large for the launcher, the global batch or
-                this machine, or no replica can be started.
         """
         if size == self.size:
             return f"the job has {counted(size, 'replica')} already"

@@ -61,11 +61,7 @@ class SilentJobError(JobError):
         return self._started_in == os.getcwd()
 
     def stop(self, *, is_now: bool = False) -> Iterator[str]:
-        """Send the launcher what it reads once it runs again; yield what happens.
-
-        Raises:
-            JobError: It has ended, or belongs to another container.
-        """
+        """Send the launcher what it reads once it runs again; yield what happens."""
         if not sockets.is_of_this_container(self.pid):
             raise self
         # Different signals, since two alike may come as one.
@@ -153,9 +149,6 @@ class JobConnection:
 
         Args:
             is_now: Do not save.
-
-        Raises:
-            JobError: It ended without saving what was trained, and was to.
         """
         return self._end("stop", is_now=is_now)
 
@@ -193,11 +186,7 @@ class JobConnection:
 
 
 def find_jobs() -> tuple[list[JobConnection], list[SilentJobError]]:
-    """Return every running job of this user, and those that do not answer.
-
-    Raises:
-        JobError: Others could enter where the sockets are.
-    """
+    """Return every running job of this user, and those that do not answer."""
     found: list[JobConnection] = []
     silent: list[SilentJobError] = []
     try:
@@ -250,11 +239,7 @@ def find_job(name: str | None) -> JobConnection:
 
 
 def _ask_which(jobs: list[JobConnection | SilentJobError], name: str | None) -> int:
-    """Let the user choose one by its process number.
-
-    Raises:
-        JobError: There is nobody to ask, or no number is given.
-    """
+    """Let the user choose one by its process number."""
     what = "no job of this directory is running, but"
     if name is not None or any(job.is_here for job in jobs):
         what = "more than one such job is running:"

@@ -41,11 +41,7 @@ class Choice:
 
 
 def show_logs(log_dir: Path, choice: Choice, *, write: Callable[[str], None]) -> None:
-    """Write the chosen lines, rank after rank.
-
-    Raises:
-        JobError: There are none.
-    """
+    """Write the chosen lines, rank after rank."""
     logs = find_logs(log_dir)
     first = choice.begins_with(logs)
     chosen = [
