@@ -1,6 +1,6 @@
 """Measure what being ready for a rescue costs a step on a GPU; JSON lines.
 
-    python benchmarks/gpu_rescue.py
+    python benchmarks/gpu/rescue.py
 
 One process does what a replica would: it waits for its gradients after the backward
 pass and before the step, and remembers the module at the boundary. By turns with the
@@ -10,14 +10,18 @@ same step without that. Collectives are left out: they would be waited for in an
 from __future__ import annotations
 
 import statistics
+import sys
 import time
+from pathlib import Path
 
 import torch
-from machine import report
 from torch import Tensor, nn
 
 from elasticrun.checkpoint.states.module_memory import ModuleMemory
 from elasticrun.job.gpu_work import GpuWork
+
+sys.path.append(str(Path(__file__).parents[1]))
+from machine import report
 
 NUM_ROUNDS = 7
 SECONDS = 0.6  # Of each round.
@@ -87,6 +91,8 @@ def words(*shape: int) -> tuple[Tensor, Tensor]:
 
 
 def main() -> None:
+    if not torch.cuda.is_available():
+        sys.exit("needs a GPU")
     mlp = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     rows = torch.randn(128, 1, 64, device="cuda")
     measure("two linear layers", mlp, rows, torch.zeros_like(rows[..., 0]).long())
