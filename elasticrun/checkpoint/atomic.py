@@ -18,7 +18,7 @@ import torch
 
 from elasticrun.checkpoint.draft import Draft
 from elasticrun.checkpoint.files import durable
-from elasticrun.checkpoint.files.recorded import (
+from elasticrun.checkpoint.files.durable import (
     DamagedFileError,
     identity_of,
     measure_file,

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import BinaryIO
 
-from elasticrun.checkpoint.files.memory import Captured
-from elasticrun.checkpoint.files.recorded import (
+from elasticrun.checkpoint.files.durable import (
     DamagedFileError,
     FileRecord,
     check_size,
 )
+from elasticrun.checkpoint.files.memory import Captured
 from elasticrun.checkpoint.manifest import Manifest, check_file_name, decode
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.storage import Storage

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticrun.checkpoint.files import durable
-from elasticrun.checkpoint.files.recorded import read_end
+from elasticrun.checkpoint.files.durable import read_end
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.logger import Logger
 

@@ -12,8 +12,11 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
-from elasticrun.checkpoint.files.durable import TEMPORARY_SUFFIX
-from elasticrun.checkpoint.files.recorded import DamagedFileError, FileRecord
+from elasticrun.checkpoint.files.durable import (
+    TEMPORARY_SUFFIX,
+    DamagedFileError,
+    FileRecord,
+)
 from elasticrun.errors import CheckpointError
 
 FORMAT = 3

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from elasticrun.checkpoint.draft import MUST_BE_SHARED, Checkpoint, Draft
-from elasticrun.checkpoint.files.recorded import DamagedFileError
+from elasticrun.checkpoint.files.durable import DamagedFileError
 from elasticrun.checkpoint.listing import (
     checkpoint_name,
     find_manifest,

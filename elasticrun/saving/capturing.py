@@ -12,13 +12,13 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 
 from elasticrun.checkpoint.draft import Checkpoint, Draft
+from elasticrun.checkpoint.files.durable import FileRecord
 from elasticrun.checkpoint.files.memory import (
     Captured,
     Memory,
     NoMemoryLeftError,
     start_checksums,
 )
-from elasticrun.checkpoint.files.recorded import FileRecord
 from elasticrun.checkpoint.registry import Registry
 from elasticrun.checkpoint.states.gathered import GatheredState
 from elasticrun.checkpoint.states.state import BaseState

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from elasticrun.checkpoint.draft import Checkpoint, Draft
-from elasticrun.checkpoint.files.recorded import FileRecord
+from elasticrun.checkpoint.files.durable import FileRecord
 from elasticrun.checkpoint.manifest import Manifest, version
 from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.states.gathered import write_gathered

@@ -31,7 +31,7 @@ from elasticrun import (
     remaining_epochs_until,
     save_all_states,
 )
-from elasticrun.checkpoint.files.recorded import read_end
+from elasticrun.checkpoint.files.durable import read_end
 from elasticrun.launcher.lock import locked
 from elasticrun.launcher.options import OptionError
 from tests.checkpoint.inspection.running import run

@@ -12,8 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from elasticrun.checkpoint.files.durable import TEMPORARY_SUFFIX, fsync_directory
-from elasticrun.checkpoint.files.recorded import open_plain
+from elasticrun.checkpoint.files.durable import (
+    TEMPORARY_SUFFIX,
+    fsync_directory,
+    open_plain,
+)
 from elasticrun.checkpoint.files.streams import ErrorKeepingWriter, write_through
 
 _LONGEST = 200  # Bytes of a name, so that the temporary one fits into 255.

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from elasticrun.checkpoint.files.recorded import DamagedFileError
+from elasticrun.checkpoint.files.durable import DamagedFileError
 from elasticrun.checkpoint.states.nested import map_paths
 from elasticrun.checkpoint.states.state import replica_file_name
 from elasticrun.errors import CheckpointError

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from elasticrun.checkpoint.files import durable
-from elasticrun.checkpoint.files.recorded import identity_of, open_plain
+from elasticrun.checkpoint.files.durable import identity_of, open_plain
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.errors import CheckpointError, CheckpointWarning, warn_at_program
 

@@ -12,8 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import BinaryIO
 
+from elasticrun.checkpoint.files.durable import FileRecord
 from elasticrun.checkpoint.files.memory import Captured
-from elasticrun.checkpoint.files.recorded import FileRecord
 from elasticrun.checkpoint.storage.lock import OwnerProcess
 from elasticrun.checkpoint.storage.place import Place
 
