@@ -118,7 +118,6 @@ class Trials:
 
     Attributes:
         mask: What is not compared.
-        num_runs: How many runs there were.
         finder: Who explains differences; None before the baseline is known.
     """
 
@@ -131,11 +130,7 @@ class Trials:
         self._baselines: dict[Route, CheckedRun] = {}
 
     def run(self, route: Route, *, watched: Sequence[str] = ()) -> CheckedRun:
-        """Run the script along a route.
-
-        Raises:
-            Problem: It has none: the script fails, hangs, or misses a place.
-        """
+        """Run the script along a route."""
         (run,) = self.run_each([route], watched=watched)
         return run
 
@@ -145,11 +140,7 @@ class Trials:
         *,
         watched: Sequence[str] = (),
     ) -> Generator[CheckedRun, None, None]:
-        """Run the script along routes, several at once where there are cores.
-
-        Raises:
-            Problem: One has none.
-        """
+        """Run the script along routes, several at once where there are cores."""
         with contextlib.closing(self.engine.run_each(routes, watched=watched)) as runs:
             for run in runs:
                 self.num_runs += 1
@@ -161,40 +152,27 @@ class Trials:
                 yield run
 
     def problem_of(self, run: CheckedRun) -> Problem:
-        """Return why a run has not finished."""
         first = next(iter(self._baselines.values()), run)
         return problem_of(
             run, first.boundaries, source=self.engine.source, finder=self.finder
         )
 
     def baseline(self, size: int, *, is_float64: bool) -> CheckedRun:
-        """Return the run without a restart with so many replicas.
-
-        Raises:
-            Problem: It has no end.
-        """
+        """Return the run without a restart with so many replicas."""
         route = route_without_restart(size, is_float64=is_float64)
         if route not in self._baselines:
             self._baselines[route] = self.run(route)
         return self._baselines[route]
 
     def two_baselines(self, size: int, *, is_float64: bool) -> list[CheckedRun]:
-        """Return two runs without a restart, to see what differs by itself.
-
-        Raises:
-            Problem: One has no end.
-        """
+        """Return two runs without a restart, to see what differs by itself."""
         route = route_without_restart(size, is_float64=is_float64)
         runs = list(self.run_each([route, route]))
         self._baselines[route] = runs[0]
         return runs
 
     def baseline_of(self, route: Route) -> CheckedRun:
-        """Return the run without a restart that one of a route is compared with.
-
-        Raises:
-            Problem: It has no end.
-        """
+        """Return the run without a restart that one of a route is compared with."""
         return self.baseline(route.sizes[0], is_float64=route.is_float64)
 
     def differences(self, base: CheckedRun, run: CheckedRun) -> list[Mismatch]:
@@ -223,7 +201,6 @@ class Checker:
         self._comparable = {self._size: True}
 
     def check(self) -> Report:
-        """Run the stages; return what they found."""
         begun = time.monotonic()
         report = self._report
         try:

@@ -41,7 +41,6 @@ class Registry:
             yield from state.parts()
 
     def add(self, state: BaseState) -> None:
-        """Take a state."""
         for name, other in self._states.items():
             if name.lower() == state.name.lower():
                 raise StateNameError(

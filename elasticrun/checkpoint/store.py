@@ -46,7 +46,6 @@ class CheckpointStore:
     caller's matter.
 
     Args:
-        directory: Where they are kept: a path or a URL; all replicas must see it.
         job: The name that keeps another job's checkpoints apart.
         keep: How many good checkpoints `prune` leaves, at least 1.
     """
@@ -67,7 +66,6 @@ class CheckpointStore:
 
     @property
     def place(self) -> Place:
-        """Where they are kept."""
         return self.storage.place
 
     def acquire(self, *, timeout: float = 5.0) -> None:

@@ -201,7 +201,6 @@ def _follow(
 
 
 def _say_all(title: str, texts: Iterator[str]) -> None:
-    """Say which job it is, and what happens to it."""
     _note(title)
     for text in texts:
         _say(text)

@@ -113,7 +113,6 @@ def move_aside(place: Place) -> Path | None:
 
 
 def _fingerprint(program: Program) -> str:
-    """Return a digest of the program's file and of its arguments."""
     digest = hashlib.sha256(
         json.dumps([program.kind, program.target, program.arguments]).encode()
     )

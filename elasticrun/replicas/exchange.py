@@ -62,11 +62,7 @@ _MOST_AT_ONCE = 256  # Replicas of which one call asks.
 
 
 class RankZeroError(ElasticRunError):
-    """Raised on the other ranks when a decision has failed on rank 0.
-
-    Attributes:
-        kind: The name of the exception's class.
-    """
+    """Raised on the other ranks when a decision has failed on rank 0."""
 
     def __init__(self, text: str, kind: str) -> None:
         super().__init__(text)
@@ -157,7 +153,6 @@ class Exchange:
         """Return on all replicas what `judge` returns on rank 0 for the values of all.
 
         Args:
-            own: What this replica tells.
             is_end: Whether no replica goes on after this verdict: rank 0 then returns
                 only when all have heard it.
         """

@@ -55,7 +55,6 @@ class Links:
         _held.add(self)
 
     def fileno(self) -> int:
-        """Return the descriptor to wait on."""
         return self._selector.fileno()
 
     def read(self) -> list[Message]:

@@ -44,12 +44,10 @@ class Membership:
 
     @property
     def rank(self) -> int:
-        """This replica's rank."""
         return self.environment.rank
 
     @property
     def world_size(self) -> int:
-        """The number of replicas."""
         return self.environment.world_size
 
     @property

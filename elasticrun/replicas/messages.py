@@ -72,8 +72,6 @@ class GiveUp:
     """No boundary could be agreed.
 
     Attributes:
-        kind: What was asked for.
-        exit_code: Of a stop.
         reason: Who was silent or died.
     """
 

@@ -71,7 +71,6 @@ class StopClock:
         self.deadline = self.warns_at = None
 
     def note_heard(self) -> None:
-        """Note that rank 0 has answered."""
         self._has_heard = True
 
     def note_decided(self) -> None:

@@ -61,14 +61,10 @@ class History:
     """What events tell of a job.
 
     Attributes:
-        generations: In their order.
         checkpoints: All that were committed, with the samples since the beginning.
-        crashes: Events of these.
         values: Times and values of each number in `Variables`, by its name.
         start: The newest start of a launcher; empty without one.
-        last: The newest event.
         num_epochs: How many the job is to have, if that is known.
-        num_finished: How many are finished.
     """
 
     def __init__(self, events: Sequence[Event]) -> None:

@@ -38,12 +38,7 @@ class OwnFile(NamedTuple):
     captured: Captured | None = None
 
     def write(self, draft: Draft) -> FileRecord:
-        """Write the file into a draft.
-
-        Raises:
-            OSError: It could not be written.
-            Exception: What the state's `save` raised, if it had not run before.
-        """
+        """Write the file into a draft."""
         if self.captured is None:
             return draft.write(self.file_name, self.save)
         return draft.write_captured(self.file_name, self.captured)
@@ -145,11 +140,7 @@ class Capturer:
     def capture(
         self, number: int, position: dict[str, Any], newest: Checkpoint | None
     ) -> Capture:
-        """Return everything that is to be saved of this boundary.
-
-        Raises:
-            Exception: What a state's `save` raised, other than OSError.
-        """
+        """Return everything that is to be saved of this boundary."""
         _wait_for_gpus()
         is_first = self._rank == 0
         files, problem = self._capture_files()

@@ -24,7 +24,6 @@ class SaveInFlight(threading.Thread):
         on_end: Called in the thread when there is an outcome, unless it was given up.
 
     Attributes:
-        number: The checkpoint's.
         outcome: What `write` returned or raised, once it has.
     """
 

@@ -150,7 +150,6 @@ class Saver:
         """Save, in the steps at the top. Collective, at the same point everywhere.
 
         Args:
-            position: The job's position, encoded.
             timeout: Seconds to wait for the other ranks; None for half an hour.
             is_awaited: Whether to return only when it is committed, not once everything
                 is captured.
@@ -291,12 +290,7 @@ class Saver:
         return number
 
     def _capture(self, number: int, position: dict[str, Any]) -> Capture:
-        """Copy what this rank saves into memory, or note what will write it.
-
-        Raises:
-            Exception: What a state's `save` raised, other than OSError; the other ranks
-                hear of it.
-        """
+        """Copy what this rank saves into memory, or note what will write it."""
         try:
             capture = self._capturer.capture(number, position, self.newest)
         except Exception as error:
@@ -327,12 +321,7 @@ class Saver:
         self._conclude(flight.number, flight.outcome, flight.states)
 
     def finish(self, *, timeout: float = 2 * _PATIENCE) -> None:
-        """Wait until no save is in flight, and settle it.
-
-        Raises:
-            AgreementError: It did not end within `timeout` seconds.
-            Exception: What the flight came to.
-        """
+        """Wait until no save is in flight, and settle it."""
         flight = self._flight
         if flight is None:
             return
@@ -387,11 +376,7 @@ class Saver:
         return self.newest
 
     def close(self, *, timeout: float) -> None:
-        """Finish what is in flight, for `timeout` seconds at most; end its thread.
-
-        Raises:
-            Exception: What the flight came to.
-        """
+        """Finish what is in flight, for `timeout` seconds at most; end its thread."""
         try:
             self.finish(timeout=timeout)
             # Not after an exception: the program did not come to register everything.
@@ -454,13 +439,7 @@ def _is_behind(checkpoint: Checkpoint, position: dict[str, Any]) -> bool:
 
 
 def _why_not_saved(error: Exception, *, patience: float) -> str:
-    """Return why a save failed if training can go on.
-
-    Raises:
-        CheckpointError: A state of another rank could not be saved.
-        AgreementError: Rank 0 has said nothing, or is gone.
-        Exception: The error itself.
-    """
+    """Return why a save failed if training can go on."""
     if isinstance(error, SaveFailed):
         return str(error)
     if isinstance(error, RankZeroError):

@@ -101,11 +101,7 @@ class CheckpointWriter:
         self._differing: set[str] = set()
 
     def begin(self, capture: Capture) -> None:
-        """Make the directory; rank 0 only.
-
-        Raises:
-            SaveFailed: That is not possible now.
-        """
+        """Make the directory; rank 0 only."""
         with _failing_softly():
             if capture.problem is not None:
                 raise SaveFailed(capture.problem)
@@ -199,9 +195,6 @@ class CheckpointWriter:
             capture: As rank 0 has it.
             newest: Where files come from that are carried over.
             gathered: The small states that are known, by name and rank.
-
-        Raises:
-            Exception: Why that is not possible; nothing is left of it.
         """
         draft = self._checkpoints.begin(capture.number)
         try:
@@ -292,12 +285,7 @@ def _failing_softly(kind: type[Exception] = OSError) -> Iterator[None]:
 
 
 def _files_of_others(heard: Gathered, own: Capture) -> list[FileRecord]:
-    """Return what the other ranks have written.
-
-    Raises:
-        SaveFailed: One could not write now, is gone, or did not come.
-        CheckpointError: One will never be able to, or is elsewhere, or has drifted.
-    """
+    """Return what the other ranks have written."""
     position = own.position
     files: list[FileRecord] = []
     for rank, report in heard.by_rank.items():

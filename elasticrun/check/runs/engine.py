@@ -82,7 +82,6 @@ class ActiveRun:
         return self.run.route.sizes[self._leg]
 
     def begin_leg(self) -> None:
-        """Start the next generation as soon as its replicas are forked."""
         self._starter.fork(self._size, self._start)
 
     def abandon(self) -> None:
@@ -139,7 +138,6 @@ class ActiveRun:
     # As a subscriber.
 
     def on_output(self, rank: int, line: bytes, *, is_error: bool) -> None:
-        """Keep a line, from wherever it comes."""
         del is_error
         lines = self.run.output.setdefault(rank, [])
         lines.append(line.decode("utf-8", "replace").rstrip("\n"))
@@ -154,7 +152,6 @@ class ActiveRun:
         """Go on without the log: the last lines are kept here, too."""
 
     def on_trouble(self) -> None:
-        """End a generation in which a replica has failed."""
         self._watchdog.on_trouble()
 
     def on_all_ended(self) -> None:
@@ -222,7 +219,6 @@ class Engine:
 
     Args:
         folder: Where the runs' folders go, and their temporary files.
-        hang_timeout: Seconds without a boundary after which a generation is ended.
     """
 
     def __init__(
@@ -273,9 +269,6 @@ class Engine:
         """Run the script along each route, and yield the runs in their order.
 
         Several at once if there are cores for it.
-
-        Raises:
-            EngineError: No replica can be started.
         """
         waiting = list(routes)
         under_way: list[ActiveRun] = []

@@ -171,7 +171,6 @@ def write_file(path: Path, write: Callable[[BinaryIO], object]) -> FileRecord:
 
     Args:
         path: A file that does not exist; two writers of one file would mix.
-        write: Gets a stream to write to, which cannot seek.
     """
     with open(path, "xb") as file:
         writer = write_through(ChecksumWriter(file.write), write)
@@ -236,12 +235,6 @@ class AppendedFile:
     """A file that is appended to without a buffer, and may be cut; not durable by it.
 
     Forks of this process may append, too.
-
-    Attributes:
-        identity: Its device and inode.
-
-    Raises:
-        OSError: It cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -256,7 +249,6 @@ class AppendedFile:
 
     @property
     def size(self) -> int:
-        """How many bytes it has."""
         return self._shared[0]
 
     @property
@@ -265,7 +257,6 @@ class AppendedFile:
         return self._shared[1] != 0
 
     def append(self, data: bytes) -> None:
-        """Write all of it to the end."""
         expected = self.size
         try:
             while data:
@@ -303,12 +294,7 @@ class AppendedFile:
 
 
 class OverwrittenFile:
-    """A small file that is overwritten in one write, which a kill does not tear.
-
-    Raises:
-        ValueError: There is something else than a plain file: a link, a pipe.
-        OSError: It cannot be opened.
-    """
+    """A small file that is overwritten in one write, which a kill does not tear."""
 
     def __init__(self, path: Path) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC

@@ -46,7 +46,6 @@ class Opaque:
 
     Attributes:
         data: Its first bytes; none if they are not for reading.
-        kind: What to call it.
     """
 
     data: bytes

@@ -30,11 +30,7 @@ _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
 def columns(rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()) -> list[str]:
-    """Return lines in which the cells of all rows stand below one another.
-
-    Args:
-        right: The columns to align on their right.
-    """
+    """Return lines in which the cells of all rows stand below one another."""
     table = [list(row) for row in rows]
     on_the_right = set(right)
     widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
@@ -97,7 +93,6 @@ def list_checkpoints(storage: Storage, *, as_json: bool) -> Iterator[str]:
 
 
 def _entry_values(entry: Entry) -> dict[str, Any]:
-    """Return an entry as plain values."""
     values: dict[str, Any] = {
         "number": entry.number,
         "path": str(entry.path),
@@ -135,9 +130,6 @@ def _row(entry: Entry) -> tuple[str, ...]:
 
 def verify(storage: Storage, words: list[str]) -> Generator[str, None, int]:
     """Read every byte of checkpoints and compare it with what was written.
-
-    Args:
-        words: Which checkpoints; none for all.
 
     Yields:
         What was found, a line a checkpoint and a line a problem.

@@ -158,9 +158,6 @@ def load_values(fileobj: BinaryIO, *, is_copied: bool = False) -> Any:
     Args:
         is_copied: Whether the tensors may be the file's own pages, from which they are
             only copied, in a third of the time.
-
-    Raises:
-        UnsafeValuesError: A value is none that could be read like that.
     """
     path = _path_of_open(fileobj) if is_copied else None
     source: Any = fileobj if path is None else path

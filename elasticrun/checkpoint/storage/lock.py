@@ -211,11 +211,6 @@ def lock_file(path: Path, *, is_shared: bool = False) -> io.FileIO:
 
     Args:
         is_shared: Whether others may share the lock.
-
-    Raises:
-        LockedError: Somebody holds it.
-        ValueError: There is something else than a plain file: a link, a pipe.
-        OSError: It cannot be opened, or not be locked.
     """
     file = durable.open_shared(path)
     try:

@@ -34,7 +34,6 @@ class Objects:
         self._root = root.rstrip("/")
 
     def get(self, name: str) -> bytes:
-        """Return an object's content."""
         with self._raising_oserrors(name):
             return bytes(self._system.cat_file(self._path(name)))
 

@@ -27,7 +27,6 @@ class Endpoint:
 
     Attributes:
         token: What the store there holds, so that nobody takes another one for it.
-        name: Of the job.
     """
 
     host: str
@@ -41,7 +40,6 @@ class MeetingPlace:
 
     Args:
         place: The checkpoint directory: a path or a URL.
-        name: Of the job.
 
     Attributes:
         is_overruled: Whether another node has written that it serves, though this one
@@ -89,7 +87,6 @@ class MeetingPlace:
         return found
 
     def release(self) -> None:
-        """Let another node serve."""
         self._has_ended.set()
         self._storage.release()
 

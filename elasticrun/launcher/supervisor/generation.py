@@ -108,7 +108,6 @@ class Member:
     Attributes:
         report: Where it was last; empty until its program has made a job.
         moved_at: When its position changed last.
-        failure: The exception that it raised, if it did.
         stack: Where its main thread was when it last printed stacks.
         has_failed_save: Whether it ended after a last save that came to nothing.
         rescued: What it has saved alone after another one's death, if it has.
@@ -143,9 +142,7 @@ class Generation:
 
     Attributes:
         members: Of this node, by rank.
-        is_killed: Whether the launcher has killed it.
         is_discarded: Whether it was killed because nobody needed it any more.
-        started_at: When it was.
     """
 
     def __init__(
@@ -173,7 +170,6 @@ class Generation:
 
     @property
     def size(self) -> int:
-        """How many replicas it has, or had, on this node."""
         return len(self.members)
 
     @property
@@ -182,7 +178,6 @@ class Generation:
 
     @property
     def endings(self) -> list[Ending]:
-        """How those replicas ended that have."""
         return [m.ending for m in self.members if m.ending is not None]
 
     @property
@@ -235,7 +230,6 @@ class Generation:
         return newest_checkpoint(parse_place(reported) if reported else default)
 
     def explain(self, cause: Ending) -> str:
-        """Return a sentence about the failure that ended this generation."""
         hint = ""
         if cause.code == -signal.SIGKILL:
             kills_now = processes.num_out_of_memory_kills()
@@ -243,7 +237,6 @@ class Generation:
         return describe(cause, hint=hint)
 
     def start(self, orders: Sequence[Message]) -> None:
-        """Send the replicas their orders."""
         for member, order in zip(self.members, orders, strict=True):
             member.replica.begin(order)
             for reader, data in zip(

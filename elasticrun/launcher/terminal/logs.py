@@ -23,7 +23,6 @@ class Choice:
 
     Attributes:
         generation: Of this one; None for the newest.
-        rank: Of this one only.
         tail: At most so many of each rank, the last ones.
     """
 
