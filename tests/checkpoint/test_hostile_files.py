@@ -32,7 +32,7 @@ from elasticrun import (
     save_all_states,
 )
 from elasticrun.checkpoint.files.durable import read_end
-from elasticrun.launcher.lock import locked
+from elasticrun.launcher.directory import locked
 from elasticrun.launcher.options import OptionError
 from tests.checkpoint.inspection.running import run
 from tests.support.data import Numbers

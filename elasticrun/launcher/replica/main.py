@@ -28,10 +28,8 @@ from elasticrun.launcher.replica.hold import Hold
 from elasticrun.launcher.replica.reporter import (
     Reporter,
     code_of_stop,
-    has_failed_save,
+    last_words,
     modules_of_program,
-    rescued,
-    why_no_rescue,
 )
 from elasticrun.replicas.process_end import (
     close_files,
@@ -100,14 +98,7 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
     take_no_more_stop_signals()
     code = _end_threads(code)
     reporter.end()
-    end = to_line(
-        {
-            "type": "end",
-            "has_failed_save": has_failed_save(),
-            "rescued": rescued(),
-            "no_rescue": why_no_rescue(),
-        }
-    )
+    end = to_line(last_words())
     flush_files()  # In a cycle, what a file writes to may be finalized before it.
     _release([*modules_of_program(after=last)])  # What it has replaced fails from here.
     close_files()

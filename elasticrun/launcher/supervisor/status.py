@@ -17,6 +17,10 @@ _SHORTEST_SPAN = 2.0
 _SHORTEST_LOOK = 0.4  # Seconds between two reports of which a speed is taken.
 _LOOK_SECONDS = 1.0
 _SHORTEST_STRETCH = 5.0  # Of training, before it is said how long more it takes.
+_OF_REPORT = (
+    *("position", "num_epochs", "epoch", "batch", "num_batches", "no_boundary"),
+    *("index", "num_samples"),
+)
 
 
 class Pace:
@@ -158,16 +162,9 @@ class StatusBook:
             "target": supervisor.takeover.size,
             **self._describe_nodes(),
             "generation": generation.number if generation is not None else None,
-            "position": report.get("position"),
+            **{key: report.get(key) for key in _OF_REPORT},
             "place": place_of(report),
             "seconds_left": self._pace.seconds_left if report else None,
-            "num_epochs": report.get("num_epochs"),
-            "batch": report.get("batch"),
-            "num_batches": report.get("num_batches"),
-            "no_boundary": report.get("no_boundary"),
-            "epoch": report.get("epoch"),
-            "index": report.get("index"),
-            "num_samples": report.get("num_samples"),
             "samples_per_second": self._pace.rate if report else None,
             "unit": unit_of(report, "sample"),
             "last_output": supervisor.reports.last_output,
