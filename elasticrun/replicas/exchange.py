@@ -30,26 +30,14 @@ DIRECTORY = "directory"  # Whether a replica was given a checkpoint directory.
 DEVICE = "device"  # Which GPU a replica would have.
 START = "start"  # What all begin with.
 SEEN = "seen"  # Whether a replica sees the checkpoint to begin with.
+SAVE_BEGUN = "save/{}/begun"  # Where the files of a checkpoint, by its number, go to.
+SAVE_WRITTEN = "save/{}/written"  # What each rank has written of it.
+SAVE_ENDED = "save/{}/ended"  # What became of it.
 
 
 def loader_made(name: str) -> str:
     """Return the topic of how replicas have made a loader."""
     return f"loader/{name}"
-
-
-def save_begun(number: int) -> str:
-    """Return the topic of where the files of a checkpoint go to."""
-    return f"save/{number}/begun"
-
-
-def save_written(number: int) -> str:
-    """Return the topic of what each rank has written of a checkpoint."""
-    return f"save/{number}/written"
-
-
-def save_ended(number: int) -> str:
-    """Return the topic of what became of a checkpoint."""
-    return f"save/{number}/ended"
 
 
 _PATIENCE = START_TIMEOUT  # For all to come to where they agree on something.

@@ -6,7 +6,6 @@ import math
 import queue
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -193,14 +192,6 @@ class Watcher:
     def note_stopping(self) -> None:
         """The training thread has come to its stop; it may take its time."""
         self._clock.note_stopping()
-
-    def note_stopped(self, exit_code: int) -> None:
-        """The training thread is about to raise its stop, with nothing left to save."""
-        thread = threading.current_thread()
-        is_program = not hasattr(sys, "ps1")  # And no notebook, which outlives its job.
-        if is_program and thread is not threading.main_thread():
-            self._clock.note_stopped_in_thread(thread.name, exit_code)
-            self._pipe.wake()
 
     def close(self) -> None:
         """Stop watching; rank 0, which serves the store, first waits for the others."""

@@ -39,11 +39,11 @@ from elasticrun.errors import (
 )
 from elasticrun.logger import Logger
 from elasticrun.replicas.exchange import (
+    SAVE_BEGUN,
+    SAVE_ENDED,
+    SAVE_WRITTEN,
     Exchange,
     RankZeroError,
-    save_begun,
-    save_ended,
-    save_written,
 )
 from elasticrun.replicas.membership import Membership
 from elasticrun.replicas.store import JobStore
@@ -202,7 +202,9 @@ class Saver:
         try:
             # Rank 0 makes the directory; the others wait for it.
             exchange.decide(
-                save_begun(number), lambda: writer.begin(capture), timeout=2 * timeout
+                SAVE_BEGUN.format(number),
+                lambda: writer.begin(capture),
+                timeout=2 * timeout,
             )
             # Each rank writes its own files, and tells rank 0 of them.
             own = writer.write_files(capture, newest)
@@ -211,7 +213,7 @@ class Saver:
                 self._report(own, number, exchange)
             # Rank 0 commits when all have written theirs; the others wait for that.
             told = exchange.decide(
-                save_ended(number),
+                SAVE_ENDED.format(number),
                 lambda: writer.commit(own, exchange, timeout=timeout),
                 timeout=2 * timeout,
                 is_heard=True,
@@ -295,18 +297,18 @@ class Saver:
             capture = self._capturer.capture(number, position, self.newest)
         except Exception as error:
             if self._rank == 0:
-                self._exchange.refuse(save_begun(number), error)
+                self._exchange.refuse(SAVE_BEGUN.format(number), error)
                 self._asked = self._exchange.asked
             else:
                 report = WriteReport(Capture(number, position), error=error)
-                self._exchange.tell(save_written(number), report.encode())
+                self._exchange.tell(SAVE_WRITTEN.format(number), report.encode())
             raise
         self.on_captured(position)
         return capture
 
     def _report(self, own: WriteReport, number: int, exchange: Exchange) -> None:
         """Report to rank 0 what this rank wrote; raise a mistake in its states."""
-        topic = save_written(number)
+        topic = SAVE_WRITTEN.format(number)
         exchange.tell(topic, own.encode(), parts=own.encode_gathered())
         if own.error is not None and own.is_mistake:
             raise own.error

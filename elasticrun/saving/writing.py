@@ -20,7 +20,7 @@ from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.states.gathered import write_gathered
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, ElasticRunError, text_of
-from elasticrun.replicas.exchange import Exchange, Gathered, save_written
+from elasticrun.replicas.exchange import SAVE_WRITTEN, Exchange, Gathered
 from elasticrun.replicas.membership import Membership
 from elasticrun.saving.capturing import Capture, Samples
 
@@ -158,7 +158,7 @@ class CheckpointWriter:
         with _failing_softly():
             if own.error is not None:
                 raise own.error
-            capture, topic = own.capture, save_written(own.capture.number)
+            capture, topic = own.capture, SAVE_WRITTEN.format(own.capture.number)
             heard = exchange.gather(topic, None, timeout=timeout)
             others = _files_of_others(heard, capture)
             fetch = partial(exchange.fetch, topic)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -83,11 +82,9 @@ def _refuse_mistyped(word: str) -> None:
     """Refuse a word in the place of a directory that is rather a mistyped action."""
     if os.sep in word or "~" in word or os.path.exists(word):
         return
-    similar = difflib.get_close_matches(word, _ACTIONS, n=1)
-    hint = f" Did you mean {similar[0]!r}?" if similar else ""
     raise InspectionError(
         f"{word}: there is no such directory, and no such action (they are "
-        f"{', '.join(_ACTIONS)}).{hint}"
+        f"{', '.join(_ACTIONS)})."
     )
 
 

@@ -15,10 +15,11 @@ from torch.distributed.tensor import DTensor
 from elasticrun.checkpoint.sharded.layout import (
     Description,
     Layout,
+    TensorSource,
     describe,
+    fill,
     make_layout,
 )
-from elasticrun.checkpoint.sharded.resharding import TensorSource, fill
 from elasticrun.checkpoint.states.nested import leaves_by_path, map_paths
 from elasticrun.checkpoint.states.shards import Chunk, OpenFile, SavedState, ShardReader
 from elasticrun.checkpoint.states.state import BaseState

@@ -28,8 +28,9 @@ class StoreUnreachableError(OSError):
 class Storage(ABC):
     """Keeps the checkpoints of one job at one place.
 
-    What cannot be written or read raises an OSError; a FileNotFoundError says that it
-    is known to be absent.
+    What cannot be written, read or told raises an OSError; a FileNotFoundError says
+    that it is known to be absent, a DamagedFileError that it is not what was written.
+    Whoever would write where another job has taken over gets a CheckpointError.
     """
 
     @property
@@ -49,9 +50,6 @@ class Storage(ABC):
 
         Args:
             timeout: Seconds to wait for an owner, which may be about to exit.
-
-        Raises:
-            CheckpointError: Another live job has it, or it cannot be written.
         """
 
     @abstractmethod
@@ -78,11 +76,7 @@ class Storage(ABC):
 
     @abstractmethod
     def read(self, *names: str) -> bytes:
-        """Return the content of a small file.
-
-        Raises:
-            DamagedFileError: It is no plain file, or far too large.
-        """
+        """Return the content of a small file."""
 
     @abstractmethod
     def replace(self, name: str, data: bytes) -> None:
@@ -92,12 +86,7 @@ class Storage(ABC):
 
     @abstractmethod
     def begin(self, folder: str) -> None:
-        """Make a draft without files; one that was left there goes.
-
-        Raises:
-            CheckpointError: Another job has taken this over.
-            FileExistsError: What is there is not elasticrun's.
-        """
+        """Make a draft without files; one that was left there goes."""
 
     @abstractmethod
     def is_draft(self, folder: str) -> bool:
@@ -116,18 +105,11 @@ class Storage(ABC):
         """Put the manifest, durably, after all other files: it makes the folder count.
 
         `DRAFT_NAME` goes then; one that cannot be removed does not matter.
-
-        Raises:
-            CheckpointError: Another job has taken this over.
         """
 
     @abstractmethod
     def remove(self, folder: str) -> None:
-        """Remove a folder in any condition; half a removal leaves a draft.
-
-        Raises:
-            CheckpointError: Another job has taken this over.
-        """
+        """Remove a folder in any condition; half a removal leaves a draft."""
 
     @abstractmethod
     def measure_folder(self, folder: str) -> int:
@@ -147,27 +129,15 @@ class Storage(ABC):
 
     @abstractmethod
     def copy(self, source: str, folder: str, record: FileRecord) -> FileRecord:
-        """Copy a file from one folder to another, and check it against its record.
-
-        Raises:
-            DamagedFileError: The source is not what `record` says.
-        """
+        """Copy a file from one folder to another, and check it against its record."""
 
     def verify(self, folder: str, record: FileRecord) -> None:
-        """Read every byte of a file.
-
-        Raises:
-            DamagedFileError: It is missing, or not what `record` says.
-        """
+        """Read every byte of a file."""
         self.open_checked(folder, record).close()
 
     @abstractmethod
     def open_checked(self, folder: str, record: FileRecord) -> BinaryIO:
-        """Open a file for reading once its size and checksum have been found right.
-
-        Raises:
-            DamagedFileError: It is missing, or not what `record` says.
-        """
+        """Open a file for reading once its size and checksum have been found right."""
 
     @abstractmethod
     def find_sizes(self, folder: str, names: Iterable[str]) -> dict[str, int | None]:
