@@ -8,11 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import BinaryIO
 
-from elasticrun.checkpoint.files.durable import (
-    DamagedFileError,
-    FileRecord,
-    check_size,
-)
+from elasticrun.checkpoint.files.durable import DamagedFileError, FileRecord, check_size
 from elasticrun.checkpoint.files.memory import Captured
 from elasticrun.checkpoint.manifest import Manifest, check_file_name, decode
 from elasticrun.checkpoint.storage.place import Place

@@ -51,11 +51,7 @@ class CheckpointStore:
     """
 
     def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        *,
-        job: str,
-        keep: int = 3,
+        self, directory: str | os.PathLike[str], *, job: str, keep: int = 3
     ) -> None:
         self.storage = storage_at(directory)
         self.job = job

@@ -172,11 +172,7 @@ def _parse_range(text: str) -> tuple[int, int]:
 
 
 def parse_nodes(
-    nodes: str | None,
-    endpoint: str | None,
-    *,
-    place: Place,
-    address: str | None = None,
+    nodes: str | None, endpoint: str | None, *, place: Place, address: str | None = None
 ) -> NodeSettings | None:
     """Return what `--nodes`, `--rdzv-endpoint` and `--address` mean together.
 

@@ -16,10 +16,7 @@ from torch.distributed import PrefixStore, TCPStore
 from elasticrun.errors import AgreementError
 from elasticrun.logger import Logger
 from elasticrun.replicas.devices import choose_device
-from elasticrun.replicas.environment import (
-    Environment,
-    keep_gloo_on_loopback,
-)
+from elasticrun.replicas.environment import Environment, keep_gloo_on_loopback
 from elasticrun.replicas.exchange import HERE, Exchange
 from elasticrun.replicas.gathering import gather
 from elasticrun.replicas.links import Links, connect_all

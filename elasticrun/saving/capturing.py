@@ -124,12 +124,7 @@ class Capturer:
     """
 
     def __init__(
-        self,
-        registry: Registry,
-        *,
-        rank: int,
-        world_size: int,
-        is_async: bool,
+        self, registry: Registry, *, rank: int, world_size: int, is_async: bool
     ) -> None:
         self._registry = registry
         self._rank = rank

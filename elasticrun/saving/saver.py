@@ -97,11 +97,7 @@ class Saver:
         self._registry = registry
         self._rank = membership.rank
         self._checkpoints = checkpoints
-        self._capture_as = partial(
-            Capturer,
-            registry,
-            world_size=membership.world_size,
-        )
+        self._capture_as = partial(Capturer, registry, world_size=membership.world_size)
         self._capturer = self._capture_as(rank=self._rank, is_async=is_async)
         self._writer = CheckpointWriter(
             checkpoints, membership, generation=start.generation

@@ -85,11 +85,7 @@ class CheckpointWriter:
     """
 
     def __init__(
-        self,
-        checkpoints: CheckpointStore,
-        membership: Membership,
-        *,
-        generation: int,
+        self, checkpoints: CheckpointStore, membership: Membership, *, generation: int
     ) -> None:
         self._checkpoints = checkpoints
         self._rank = membership.rank

@@ -99,10 +99,7 @@ class ActiveRun:
         self.run.last_leg = leg
         options = self._options(size)
         plan = replace(
-            self._plan,
-            leg=leg,
-            until=route.end_of(leg),
-            is_killed=route.is_killed,
+            self._plan, leg=leg, until=route.end_of(leg), is_killed=route.is_killed
         )
         round_ = Round(leg, size, 0, size, LOOPBACK, replicas[0].ports[0])
         orders = make_orders(options, round_)
@@ -261,10 +258,7 @@ class Engine:
         processes.kill_children(but=set(), patience=processes.CLEANING_SECONDS)
 
     def run_each(
-        self,
-        routes: Sequence[Route],
-        *,
-        watched: Sequence[str] = (),
+        self, routes: Sequence[Route], *, watched: Sequence[str] = ()
     ) -> Generator[CheckedRun, None, None]:
         """Run the script along each route, and yield the runs in their order.
 

@@ -53,11 +53,7 @@ class ProgramSource:
 
 
 def find_source(
-    script: str,
-    *,
-    directory: str,
-    linked: Sequence[str],
-    writable: Sequence[str] = (),
+    script: str, *, directory: str, linked: Sequence[str], writable: Sequence[str] = ()
 ) -> ProgramSource:
     """Return what to copy, after a look at how much it is."""
     if not os.path.isfile(script):

@@ -329,8 +329,7 @@ def _digest_of(values: Any) -> str:
     digest = hashlib.sha256()
     with suppress(RecursionError):
         map_paths(
-            values,
-            lambda path, leaf: digest.update(f"{path}={_text(leaf)};".encode()),
+            values, lambda path, leaf: digest.update(f"{path}={_text(leaf)};".encode())
         )
     return digest.hexdigest()
 

@@ -163,10 +163,7 @@ def load_values(fileobj: BinaryIO, *, is_copied: bool = False) -> Any:
     source: Any = fileobj if path is None else path
     _allow_uninitialized()
     try:
-        with (
-            warnings.catch_warnings(),
-            torch.sparse.check_sparse_tensor_invariants(),
-        ):
+        with warnings.catch_warnings(), torch.sparse.check_sparse_tensor_invariants():
             warnings.filterwarnings("ignore", "Validating sparse tensor invariants")
             # Said outright, so that no variable of the environment can say otherwise.
             values = torch.load(

@@ -31,11 +31,7 @@ from elasticrun.launcher.replica.reporter import (
     last_words,
     modules_of_program,
 )
-from elasticrun.replicas.process_end import (
-    close_files,
-    flush_files,
-    wait_for_threads,
-)
+from elasticrun.replicas.process_end import close_files, flush_files, wait_for_threads
 from elasticrun.replicas.signals import take_no_more_stop_signals
 from elasticrun.replicas.wire import Channel, Message, to_line
 

@@ -97,13 +97,7 @@ class Judge:
         self._crashes = crashes
 
     def judge(
-        self,
-        verdict: Verdict,
-        *,
-        number: int,
-        stop: Stop,
-        code: int,
-        is_first: bool,
+        self, verdict: Verdict, *, number: int, stop: Stop, code: int, is_first: bool
     ) -> NextAction:
         """Decide what follows.
 

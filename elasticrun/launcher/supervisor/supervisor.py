@@ -279,9 +279,7 @@ class Supervisor:
         self._starter.note_running(sorted(self.successors.pids))
         self.judge.is_plain = not generation.has_begun
         verdict = verdict_of(
-            generation,
-            reason=self._watchdog.reason,
-            place=self.options.checkpoint_dir,
+            generation, reason=self._watchdog.reason, place=self.options.checkpoint_dir
         )
         self.nodes.conclude(replace(verdict, has_trained=self.crashes.has_trained))
 
