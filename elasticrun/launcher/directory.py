@@ -1,4 +1,8 @@
-"""The checkpoint directory for the launcher: newest checkpoint, end, moving aside."""
+"""The checkpoint directory for the launcher: its lock, what is there, moving aside.
+
+Replicas lock the file `lock` while they train. The launcher locks `launcher.lock`, also
+between generations, so that no other job can begin there.
+"""
 
 from __future__ import annotations
 

@@ -180,11 +180,6 @@ class Exchange:
             timeout: Seconds that the others wait for it.
             is_heard: Whether rank 0 will ask whether all have heard it, as it does of a
                 failure.
-
-        Raises:
-            RankZeroError: `make` has raised; on rank 0, what it raised.
-            TimeoutError: It did not come in time.
-            ConnectionError: Rank 0 is gone.
         """
         if self._rank != 0:
             return self.hear(topic, timeout=timeout)

@@ -153,13 +153,6 @@ class Saver:
         Returns:
             The checkpoint; None if it is in flight, or could not be written (a warning
             says why; the one before is untouched).
-
-        Raises:
-            Exception: What a state's `save` raised, other than OSError.
-            CheckpointError: A state of another rank could not be saved; or a state has
-                asked for a save while it was saved itself.
-            AgreementError: Rank 0 never came to the same point, or is gone; or the save
-                in flight did not end.
         """
         timeout = _PATIENCE if timeout is None else timeout
         with self._not_within_itself():

@@ -120,16 +120,13 @@ class AutoInterval:
         self._duration = 0.0
 
     def note_cost(self, seconds: float) -> None:
-        """Learn how long training has waited for a save."""
         self._costs.append(seconds)
         self._spent += seconds
 
     def note_duration(self, seconds: float) -> None:
-        """Learn how long the last save took until it was committed."""
         self._duration = seconds
 
     def next_interval(self) -> float:
-        """Return the seconds until the next save is to begin."""
         if not self._costs:
             return FIRST_INTERVAL
         cost = sum(self._costs) / len(self._costs)

@@ -144,12 +144,6 @@ class CheckpointWriter:
         Returns:
             The digest and the time, from which the others know the checkpoint. All of
             them are told it, so it must not grow with their number.
-
-        Raises:
-            SaveFailed: That is not possible now; the draft is removed.
-            CheckpointError: A rank's state could not be saved, ranks are at different
-                positions, or a file is missing.
-            Exception: What the `save` of a state of this rank raised.
         """
         with _failing_softly():
             if own.error is not None:

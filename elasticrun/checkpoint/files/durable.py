@@ -1,4 +1,4 @@
-"""Durable files: the only module of the package that writes files."""
+"""Durable files, known by size and checksum: the only module that writes files."""
 
 from __future__ import annotations
 

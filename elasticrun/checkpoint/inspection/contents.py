@@ -1,4 +1,4 @@
-"""Reads the values in a state's file by their paths, and executes nothing."""
+"""What a checkpoint holds, read, shown and exported; nothing of it is executed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which replica writes which chunk of a sharded tensor; all replicas agree on it."""
+"""Which replica writes which chunk of a sharded tensor, and how each fills its own."""
 
 from __future__ import annotations
 

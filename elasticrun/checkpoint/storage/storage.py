@@ -58,11 +58,7 @@ class Storage(ABC):
 
     @abstractmethod
     def find_owner(self) -> OwnerProcess | None:
-        """Return who uses it now, without taking it.
-
-        Raises:
-            OSError: It cannot be told.
-        """
+        """Return who uses it now, without taking it."""
 
     @abstractmethod
     def folder_of_lost_owner(self) -> str | None:
@@ -90,11 +86,7 @@ class Storage(ABC):
 
     @abstractmethod
     def is_draft(self, folder: str) -> bool:
-        """Return whether a folder was begun, or is being removed, by elasticrun.
-
-        Raises:
-            OSError: It cannot be told.
-        """
+        """Return whether a folder was begun, or is being removed, by elasticrun."""
 
     @abstractmethod
     def has(self, folder: str) -> bool:
@@ -143,9 +135,7 @@ class Storage(ABC):
     def find_sizes(self, folder: str, names: Iterable[str]) -> dict[str, int | None]:
         """Return the size of each of these files, None for what is not there.
 
-        Raises:
-            OSError: It cannot be told. Whoever removes what has no manifest must not
-                take an unreachable one for none.
+        Whoever removes what has no manifest must not take an unreachable one for none.
         """
 
 

@@ -140,7 +140,11 @@ class Endpoint:
 
 
 class MeetingPlace:
-    """The folder in which nodes look for each other.
+    """The folder in which nodes look for each other, in the checkpoint directory.
+
+    The node that holds its lock (in an object store, its claim) serves the rendezvous,
+    and writes the address there. When its process ends, so does the lock, and another
+    node takes it.
 
     Args:
         place: The checkpoint directory: a path or a URL.
