@@ -96,7 +96,8 @@ def _check_step(store: JobStore, environment: Environment) -> None:
 def _serve_at(address: Address, environment: Environment) -> JobStore:
     """Serve the store where the others were told that it is."""
     host = address.host
-    if environment.local_world_size < environment.world_size and _is_loopback(host):
+    is_one_machine = environment.local_world_size == environment.world_size
+    if not is_one_machine and socket.gethostbyname(host).startswith("127."):
         host = "0.0.0.0"  # This machine's name, which means another address elsewhere.
     try:
         server = serve_store_at(host, address.port)
@@ -109,10 +110,6 @@ def _serve_at(address: Address, environment: Environment) -> JobStore:
     store = JobStore(address, server, interface=host)
     store.put(STEP, environment.step)
     return store
-
-
-def _is_loopback(host: str) -> bool:
-    return socket.gethostbyname(host).startswith("127.")
 
 
 def _wait_for_rank_0(address: Address) -> None:

@@ -49,7 +49,6 @@ from elasticrun.replicas.membership import Membership
 from elasticrun.replicas.store import JobStore
 from elasticrun.saving.capturing import Capture, Capturer
 from elasticrun.saving.opening import Start
-from elasticrun.saving.save_in_flight import SaveInFlight, SaveOutcome
 from elasticrun.saving.writing import CheckpointWriter, SaveFailed, WriteReport
 
 logger = Logger(__name__)
@@ -57,6 +56,58 @@ logger = Logger(__name__)
 _PATIENCE = 1800.0  # Seconds for other ranks at a checkpoint that nobody hurries.
 _HEARING_SECONDS = 30.0  # Of those that live, only one that hangs takes as long.
 _GIVING_UP_SECONDS = 1.0  # Until a thread that waits for other ranks looks up.
+SaveOutcome = Checkpoint | str | BaseException
+
+
+class SaveInFlight(threading.Thread):
+    """A thread that writes one save, and ends with it.
+
+    Not a thread for all saves: the interpreter waits at its end for threads that run,
+    and dies if one that it does not wait for is in C++.
+
+    Args:
+        states: Those that were captured for it.
+        write: Writes the checkpoint, and returns it, or why it could not be written. It
+            is given what is set when it is to wait for other ranks no more.
+        on_end: Called in the thread when there is an outcome, unless it was given up.
+
+    Attributes:
+        outcome: What `write` returned or raised, once it has.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        states: Sequence[BaseState],
+        write: Callable[[threading.Event], Checkpoint | str],
+        *,
+        on_end: Callable[[], object],
+    ) -> None:
+        super().__init__(name="elasticrun-writer", daemon=True)
+        self.number = number
+        self.states = states
+        self.outcome: SaveOutcome | None = None
+        self._write = write
+        self._on_end = on_end
+        self._given_up = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the end; return whether it came in time."""
+        self.join(timeout)
+        return not self.is_alive()
+
+    def give_up(self) -> None:
+        """Have it stop waiting for other ranks; `on_end` is not called any more."""
+        self._given_up.set()
+
+    def run(self) -> None:
+        """Write; called by `start`, in this thread."""
+        try:
+            self.outcome = self._write(self._given_up)
+        except BaseException as error:
+            self.outcome = error
+        if not self._given_up.is_set():
+            self._on_end()
 
 
 class Saver:
@@ -80,8 +131,7 @@ class Saver:
             in the thread that has written it.
         newest: The newest committed checkpoint. It changes when a flight ends; whoever
             loads from it waits for that first.
-        num_failed: Saves that came to nothing.
-        has_failed: Whether the last one that has ended did.
+        has_failed: Whether the last save that has ended came to nothing.
         seconds: How long the last save took, until it was committed.
     """
 
@@ -215,9 +265,8 @@ class Saver:
         self.seconds = time.perf_counter() - begun
         checkpoint = self.newest = writer.committed(number, told)
         if self._rank == 0:
-            exchange.remove_keys(
-                num_keys
-            )  # All have reported: they are past them, too.
+            # All have reported: they are past the saves before, too.
+            exchange.remove_keys(num_keys)
             logger.info("saved %s in %.2f s", checkpoint.path, self.seconds)
             paused = self._paused
             paused = time.perf_counter() - self._asked_at if paused is None else paused

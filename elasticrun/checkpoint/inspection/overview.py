@@ -129,14 +129,7 @@ def _row(entry: Entry) -> tuple[str, ...]:
 
 
 def verify(storage: Storage, words: list[str]) -> Generator[str, None, int]:
-    """Read every byte of checkpoints and compare it with what was written.
-
-    Yields:
-        What was found, a line a checkpoint and a line a problem.
-
-    Returns:
-        How many are damaged.
-    """
+    """Read every byte of checkpoints, and yield lines; return how many are damaged."""
     num_bad = 0
     for number, problems in _problems_of(storage, words):
         num_bad += bool(problems)

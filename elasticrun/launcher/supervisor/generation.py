@@ -206,6 +206,12 @@ class Generation:
         return next((m.rescued for m in self.members if m.rescued), "")
 
     @property
+    def no_rescue(self) -> str:
+        """Why none has, as the first to say it said at its end, or else last."""
+        said = (m.no_rescue or m.report.get("no_rescue", "") for m in self.members)
+        return next(filter(None, said), "")
+
+    @property
     def uses_gpus(self) -> bool:
         """Whether the replicas on this node have said that they train on GPUs."""
         return any(m.report.get("gpu_memory") is not None for m in self.members)
