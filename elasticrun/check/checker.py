@@ -117,7 +117,6 @@ class Trials:
     """The runs of one check.
 
     Attributes:
-        mask: What is not compared.
         finder: Who explains differences; None before the baseline is known.
     """
 

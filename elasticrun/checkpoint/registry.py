@@ -174,7 +174,6 @@ def hint_of_renaming(
     state under two names, whose values were then not loaded.
 
     Args:
-        checkpoint: The one the job has resumed from.
         not_found: The names of states that it did not have.
         unclaimed: Its files that no state has claimed.
     """

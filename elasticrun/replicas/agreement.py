@@ -26,7 +26,6 @@ class Coordinator:
     """Turns requests into decisions; one agreement is open at a time.
 
     Attributes:
-        grace: Seconds to wait for every replica's answer.
         deadline: When the open agreement fails, or None.
     """
 

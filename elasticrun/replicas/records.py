@@ -64,7 +64,6 @@ class Records:
     """This replica's record, and those of the others on this machine.
 
     Args:
-        rank: This replica's.
         neighbours: The other ranks on this machine.
         store: At which they tell each other where their records are.
     """

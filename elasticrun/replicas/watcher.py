@@ -42,13 +42,7 @@ _OTHERS_SECONDS = 30.0  # For others to come to their end: they need rank 0's st
 
 
 class _Lost(NamedTuple):
-    """Another replica is gone, which this one will notice at its next boundary.
-
-    Attributes:
-        why: What the program will be told.
-        boundary: The last one that it had passed.
-        look_at: When to look whether it has come to another one.
-    """
+    """Another replica is gone, which this one will notice at its next boundary."""
 
     why: str
     boundary: int
@@ -73,7 +67,6 @@ class Watcher:
             rank.
         is_saving: Whether a save is in flight. What is due by time then waits until
             `wake` is called.
-        stop_signals: The signals that mean to save and stop.
         stuck_seconds: How long a loop may go on without a boundary once a replica is
             gone, since collectives on GPUs wait for it; infinite where they fail.
         is_in_loop: Whether boundaries are to come.

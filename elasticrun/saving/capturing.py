@@ -72,7 +72,6 @@ class Capture:
     """Everything of the job at a boundary that its checkpoint needs from this rank.
 
     Attributes:
-        position: The job's, encoded.
         files: Those that this rank writes.
         gathered: This rank's own of small states, by name; rank 0 writes all of them.
         carried: Files of the newest checkpoint that no state has claimed yet; on rank

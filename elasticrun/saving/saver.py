@@ -66,7 +66,6 @@ class SaveInFlight(threading.Thread):
     and dies if one that it does not wait for is in C++.
 
     Args:
-        states: Those that were captured for it.
         write: Writes the checkpoint, and returns it, or why it could not be written. It
             is given what is set when it is to wait for other ranks no more.
         on_end: Called in the thread when there is an outcome, unless it was given up.
@@ -388,9 +387,7 @@ class Saver:
         """Save on this replica alone, which is not collective; see job/rescue.py.
 
         Args:
-            position: Where the states are now, encoded.
             gathered: The small states of the ranks that live, by name and rank.
-            why: What the checkpoint says about itself.
             is_owner: Whether this machine's rank 0 has the directory, and lives.
             timeout: Seconds to wait for a save in flight.
 

@@ -106,11 +106,7 @@ class GrowingInterval:
 
 
 class AutoInterval:
-    """Learns what the saves of a generation cost.
-
-    Args:
-        clock: Returns seconds that never go back.
-    """
+    """Learns what the saves of a generation cost."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

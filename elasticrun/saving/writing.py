@@ -77,9 +77,6 @@ class CheckpointWriter:
     One save at a time; in the writer's thread if the save is in flight, else in the
     training thread.
 
-    Args:
-        generation: The number of the running one.
-
     Attributes:
         warnings: What has gone wrong though the checkpoint is committed.
     """
@@ -137,9 +134,7 @@ class CheckpointWriter:
         """Commit what all ranks have written; rank 0 only.
 
         Args:
-            own: What this rank has written.
             exchange: Over which the others tell what they have.
-            timeout: Seconds to wait for that.
 
         Returns:
             The digest and the time, from which the others know the checkpoint. All of

@@ -17,7 +17,6 @@ class Attempt:
 
     Args:
         number: Of the attempt, from 0 in each round.
-        node: This node's number, of `num_nodes`.
         hosts: Names of nodes that are known from before.
 
     Attributes:

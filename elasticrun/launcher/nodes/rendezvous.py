@@ -391,7 +391,6 @@ class RoundStore:
 
     Args:
         token: A name that no other round has.
-        node: This node's number, of `num_nodes`.
     """
 
     def __init__(

@@ -102,10 +102,7 @@ class Judge:
         """Decide what follows.
 
         Args:
-            verdict: On all nodes together.
-            number: Of the generation.
             stop: Why it was to end, if it was.
-            code: The exit code if the job was to end.
             is_first: Whether this is the node that notes the end of the program.
         """
         self._crashes.note(verdict)

@@ -178,11 +178,7 @@ class Supervisor:
         return self._stop is Stop.NONE and not self.takeover.is_rescaling
 
     def scale(self, size: int, *, is_forced: bool = False) -> str:
-        """Go on with so many replicas here; return what will happen.
-
-        Args:
-            is_forced: Even if there are too few samples, GPUs or cores for them.
-        """
+        """Go on with so many replicas here; return what will happen."""
         self.options.replicas.check(size)
         if self._stop is Stop.END:
             return "the job is stopping, so it is not rescaled"
