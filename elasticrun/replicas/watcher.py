@@ -13,14 +13,12 @@ from typing import Any, NamedTuple
 
 from elasticrun.errors import BY_SIGNAL
 from elasticrun.logger import Logger
-from elasticrun.replicas.agreement import Coordinator
-from elasticrun.replicas.gate import CHECKPOINT, STOP, Decision, Gate
-from elasticrun.replicas.links import Links
-from elasticrun.replicas.messages import (
+from elasticrun.replicas.agreement import (
     Answer,
     Ask,
     CallOff,
     Close,
+    Coordinator,
     Dead,
     Farewell,
     GiveUp,
@@ -31,6 +29,8 @@ from elasticrun.replicas.messages import (
     decode,
     encode,
 )
+from elasticrun.replicas.gate import CHECKPOINT, STOP, Decision, Gate
+from elasticrun.replicas.links import Links
 from elasticrun.replicas.process_end import exit_at_once
 from elasticrun.replicas.signals import STOP_SIGNALS, SignalPipe
 from elasticrun.replicas.stop_clock import NAMING_SECONDS, StopClock
