@@ -43,6 +43,7 @@ from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.registry import Registry
 from elasticrun.checkpoint.states.generators import Generators
 from elasticrun.checkpoint.store import CheckpointStore
+from elasticrun.replicas.agreement import Answer, Ask, Farewell, HasLeft, decode, encode
 from elasticrun.replicas.environment import Environment
 from elasticrun.replicas.exchange import (
     Exchange,
@@ -53,7 +54,6 @@ from elasticrun.replicas.exchange import (
 from elasticrun.replicas.gate import CHECKPOINT, Decision, Gate
 from elasticrun.replicas.links import Links, connect_all
 from elasticrun.replicas.membership import Membership
-from elasticrun.replicas.messages import Answer, Ask, Farewell, HasLeft, decode, encode
 from elasticrun.replicas.open_files import raise_limit_of_open_files
 from elasticrun.replicas.store import Address, JobStore
 from elasticrun.replicas.watcher import Watcher

@@ -122,11 +122,7 @@ def lost_variables(run: CheckedRun, noise: Iterable[str]) -> list[Cause]:
 
 @dataclass
 class CauseFinder:
-    """Finds causes from the records of runs and the findings of the linter.
-
-    Attributes:
-        findings: The linter's, hints included.
-    """
+    """Finds causes from the records of runs and the findings of the linter."""
 
     source: ProgramSource
     findings: Sequence[Finding]

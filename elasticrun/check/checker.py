@@ -10,23 +10,38 @@ is the stage that restarts at every kind of boundary.
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from elasticrun.check.baseline import note_what_differs
 from elasticrun.check.blame import CauseFinder, replayed_changes
-from elasticrun.check.comparing import Mask, Mismatch, is_tensor, show
-from elasticrun.check.problems import Problem
+from elasticrun.check.comparing import (
+    Mask,
+    Mismatch,
+    compare_moments,
+    compare_samples,
+    is_tensor,
+    show,
+)
+from elasticrun.check.problems import Problem, problem_of
 from elasticrun.check.replica.file_watch import FILE_PREFIX
 from elasticrun.check.report import ExitCode, Report, Result, Stage, cause_lines
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.engine import Engine
 from elasticrun.check.runs.moments import VARIABLE_PREFIX, line_changes_of
-from elasticrun.check.runs.routes import RestartPlace, Route, replicas_in_words
-from elasticrun.check.runs.sweep import places_to_try, spread
-from elasticrun.check.trials import Trials
+from elasticrun.check.runs.routes import (
+    RestartPlace,
+    Route,
+    places_to_try,
+    replicas_in_words,
+    route_without_restart,
+    spread,
+)
+from elasticrun.job.trace import read_trace, samples_of_loop
 from elasticrun.lint.engine import lint_paths
 from elasticrun.lint.options import LintOptions
 
@@ -58,6 +73,113 @@ class Scope:
     command: Callable[[Sequence[str]], list[str]]
 
 
+def samples_of(run: CheckedRun) -> dict[tuple[int, str, int], list[int]]:
+    """Return the samples of each global batch by (epoch, loop, batch).
+
+    A loop is told by its number; one in the body of another also by the batches around
+    it, each with how many loops had begun there before.
+    """
+    loops: dict[tuple[int, int, tuple[int, ...]], list[dict[str, Any]]] = {}
+    for line in read_trace(run.trace):
+        place = (line["epoch"], line["loop"], tuple(line.pop("inside", ())))
+        loops.setdefault(place, []).append(line)
+    return {
+        (epoch, ".".join(map(str, (loop, *inside))), batch): samples
+        for (epoch, loop, inside), lines in sorted(loops.items())
+        for batch, samples in samples_of_loop(lines, epoch=epoch, loop=loop).items()
+    }
+
+
+def note_what_differs(mask: Mask, base: CheckedRun, again: CheckedRun) -> None:
+    """Mask what differs between two runs without a restart."""
+    for key, moment in base.compared.items():
+        other = again.compared.get(key, moment)
+        mask.unseeded |= _differing(moment.random, other.random)
+        mask.noise |= _differing(moment.variables, other.variables)
+        paths = moment.files.keys() & other.files.keys()
+        differing = _differing(moment.files, other.files)
+        mask.volatile_files |= {p for p in differing & paths if not mask.hides(p)}
+        only = moment.files.keys() ^ other.files.keys()
+        shapes = collections.Counter(map(_shape, only))
+        mask.unnamed_files |= {path for path in only if shapes[_shape(path)] > 1}
+
+
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
+    return {name for name, value in one.items() if other.get(name) != value}
+
+
+def _shape(path: str) -> str:
+    """Return a path without what looks like a time, a process or a random name."""
+    return re.sub(r"[0-9a-f]*\d[0-9a-f]*", "#", path)
+
+
+class Trials:
+    """The runs of one check.
+
+    Attributes:
+        finder: Who explains differences; None before the baseline is known.
+    """
+
+    def __init__(self, engine: Engine, mask: Mask, say: Callable[[str], None]) -> None:
+        self.engine = engine
+        self.mask = mask
+        self._say = say
+        self.num_runs = 0
+        self.finder: CauseFinder | None = None
+        self._baselines: dict[Route, CheckedRun] = {}
+
+    def run(self, route: Route, *, watched: Sequence[str] = ()) -> CheckedRun:
+        """Run the script along a route."""
+        (run,) = self.run_each([route], watched=watched)
+        return run
+
+    def run_each(
+        self,
+        routes: Sequence[Route],
+        *,
+        watched: Sequence[str] = (),
+    ) -> Generator[CheckedRun, None, None]:
+        """Run the script along routes, several at once where there are cores."""
+        with contextlib.closing(self.engine.run_each(routes, watched=watched)) as runs:
+            for run in runs:
+                self.num_runs += 1
+                how = run.route.describe()
+                self._say(f"run {self.num_runs}: {how} ({run.seconds:.1f} s)")
+                # A place that is missed only after a restart is a difference.
+                if not (run.has_finished or (run.missed and run.last_leg)):
+                    raise self.problem_of(run)
+                yield run
+
+    def problem_of(self, run: CheckedRun) -> Problem:
+        first = next(iter(self._baselines.values()), run)
+        return problem_of(
+            run, first.boundaries, source=self.engine.source, finder=self.finder
+        )
+
+    def baseline(self, size: int, *, is_float64: bool) -> CheckedRun:
+        """Return the run without a restart with so many replicas."""
+        route = route_without_restart(size, is_float64=is_float64)
+        if route not in self._baselines:
+            self._baselines[route] = self.run(route)
+        return self._baselines[route]
+
+    def two_baselines(self, size: int, *, is_float64: bool) -> list[CheckedRun]:
+        """Return two runs without a restart, to see what differs by itself."""
+        route = route_without_restart(size, is_float64=is_float64)
+        runs = list(self.run_each([route, route]))
+        self._baselines[route] = runs[0]
+        return runs
+
+    def baseline_of(self, route: Route) -> CheckedRun:
+        """Return the run without a restart that one of a route is compared with."""
+        return self.baseline(route.sizes[0], is_float64=route.is_float64)
+
+    def differences(self, base: CheckedRun, run: CheckedRun) -> list[Mismatch]:
+        """Return what differs first: samples, and what does at one moment."""
+        moments = compare_moments(base, run, mask=self.mask)
+        return [*compare_samples(samples_of(base), samples_of(run)), *moments]
+
+
 class Checker:
     """One check of one script.
 
@@ -78,7 +200,6 @@ class Checker:
         self._comparable = {self._size: True}
 
     def check(self) -> Report:
-        """Run the stages; return what they found."""
         begun = time.monotonic()
         report = self._report
         try:

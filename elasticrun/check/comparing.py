@@ -23,8 +23,6 @@ class Mismatch(NamedTuple):
 
     Attributes:
         name: The field; a file with the prefix `file:`; or "samples", "loops".
-        expected: Its value in the baseline.
-        found: Its value in the run.
         key: The moment at which it was first seen.
     """
 
@@ -209,11 +207,7 @@ def compare_files(
 def compare_samples(
     expected: Mapping[Any, Any], found: Mapping[Any, Any]
 ) -> list[Mismatch]:
-    """Return the first global batch whose samples differ.
-
-    Args:
-        expected: The samples of each batch by (epoch, loop, batch).
-    """
+    """Return the first global batch whose samples differ."""
     for key in dict.fromkeys([*expected, *found]):
         one, other = expected.get(key), found.get(key)
         if one != other:

@@ -27,7 +27,6 @@ class Problem(Exception):
     """Why a check cannot go on.
 
     Attributes:
-        exit_code: What the check ends with.
         text: What happened, and what to do.
         detail: A traceback, or where each replica waits.
         route: With what restarts it happens; None if it does without any.
@@ -49,7 +48,6 @@ def problem_of(
     """Return why a run has not finished.
 
     Args:
-        boundaries: Those of the baseline.
         finder: Knows what a restart lost; None before the first one.
     """
     if run.missed is not None:

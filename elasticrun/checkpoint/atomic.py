@@ -18,23 +18,14 @@ import torch
 
 from elasticrun.checkpoint.draft import Draft
 from elasticrun.checkpoint.files import durable
-from elasticrun.checkpoint.files.recorded import (
+from elasticrun.checkpoint.files.durable import (
     DamagedFileError,
     identity_of,
     measure_file,
 )
 from elasticrun.checkpoint.files.replacing import replace_file
-from elasticrun.checkpoint.listing import (
-    is_uncommitted,
-    list_numbers,
-    read_checkpoint,
-)
-from elasticrun.checkpoint.manifest import (
-    DRAFT_NAME,
-    VERSIONS_JOB,
-    Manifest,
-    version,
-)
+from elasticrun.checkpoint.listing import is_uncommitted, list_numbers, read_checkpoint
+from elasticrun.checkpoint.manifest import DRAFT_NAME, VERSIONS_JOB, Manifest, version
 from elasticrun.checkpoint.retention import parse_keep
 from elasticrun.checkpoint.storage.place import local_path
 from elasticrun.checkpoint.store import CheckpointStore

@@ -8,12 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import BinaryIO
 
+from elasticrun.checkpoint.files.durable import DamagedFileError, FileRecord, check_size
 from elasticrun.checkpoint.files.memory import Captured
-from elasticrun.checkpoint.files.recorded import (
-    DamagedFileError,
-    FileRecord,
-    check_size,
-)
 from elasticrun.checkpoint.manifest import Manifest, check_file_name, decode
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.storage import Storage
@@ -44,7 +40,6 @@ class Checkpoint:
 
     @classmethod
     def of(cls, path: Place, manifest: Manifest, storage: Storage) -> Checkpoint:
-        """Return the checkpoint whose manifest is known."""
         number, time = manifest.number, manifest.time
         return cls(path, number, time, lambda: manifest, storage)
 
@@ -54,11 +49,9 @@ class Checkpoint:
         return self.read()
 
     def names(self) -> tuple[str, ...]:
-        """Return the names of its files."""
         return tuple(record.name for record in self.manifest.files)
 
     def has(self, name: str) -> bool:
-        """Return whether it holds a file of this name."""
         return name in self.names()
 
     def check_sizes(self) -> None:
@@ -92,7 +85,6 @@ class Draft:
 
     @property
     def path(self) -> Place:
-        """Where it is."""
         return self.storage.locate(self.folder)
 
     def write(self, name: str, write: Callable[[BinaryIO], object]) -> FileRecord:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticrun.checkpoint.files import durable
-from elasticrun.checkpoint.files.recorded import read_end
+from elasticrun.checkpoint.files.durable import read_end
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.logger import Logger
 
@@ -41,11 +41,7 @@ def local_directory(place: Place) -> Path:
 
 
 class EventLog:
-    """Appends events, and does without where that fails: training matters more.
-
-    Args:
-        directory: Where the file is, or is to be.
-    """
+    """Appends events, and does without where that fails: training matters more."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE_NAME

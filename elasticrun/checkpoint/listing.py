@@ -7,7 +7,7 @@ import re
 import zlib
 
 from elasticrun.checkpoint.draft import Checkpoint
-from elasticrun.checkpoint.files.recorded import DamagedFileError
+from elasticrun.checkpoint.files.durable import DamagedFileError
 from elasticrun.checkpoint.manifest import MANIFEST_NAME, decode
 from elasticrun.checkpoint.storage.storage import Storage, StoreUnreachableError
 from elasticrun.errors import CheckpointError

@@ -12,8 +12,11 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
-from elasticrun.checkpoint.files.durable import TEMPORARY_SUFFIX
-from elasticrun.checkpoint.files.recorded import DamagedFileError, FileRecord
+from elasticrun.checkpoint.files.durable import (
+    TEMPORARY_SUFFIX,
+    DamagedFileError,
+    FileRecord,
+)
 from elasticrun.errors import CheckpointError
 
 FORMAT = 3
@@ -36,10 +39,6 @@ class Manifest:
         time: When it was committed, in seconds since 1970.
         rescue: Which rank wrote it alone, and why; left out of any other one.
         files: Each state's file; nothing else in the directory counts.
-
-    Raises:
-        TypeError: A field is of another type.
-        ValueError: A field is out of its range.
     """
 
     # In the order of the text.
@@ -76,7 +75,6 @@ class Manifest:
         return hashlib.sha256(self.encode()).hexdigest()[:16]
 
     def record(self, name: str) -> FileRecord:
-        """Return what the file of this name must hold."""
         for record in self.files:
             if record.name == name:
                 return record

@@ -46,7 +46,6 @@ class Position:
 
     @classmethod
     def decode(cls, values: Any) -> Position:
-        """Return the position that `encode` wrote."""
         kinds = {key: type(value) for key, value in cls().encode().items()}
         is_valid = (
             isinstance(values, dict)

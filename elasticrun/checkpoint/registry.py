@@ -41,7 +41,6 @@ class Registry:
             yield from state.parts()
 
     def add(self, state: BaseState) -> None:
-        """Take a state."""
         for name, other in self._states.items():
             if name.lower() == state.name.lower():
                 raise StateNameError(
@@ -175,7 +174,6 @@ def hint_of_renaming(
     state under two names, whose values were then not loaded.
 
     Args:
-        checkpoint: The one the job has resumed from.
         not_found: The names of states that it did not have.
         unclaimed: Its files that no state has claimed.
     """

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from elasticrun.checkpoint.draft import MUST_BE_SHARED, Checkpoint, Draft
-from elasticrun.checkpoint.files.recorded import DamagedFileError
+from elasticrun.checkpoint.files.durable import DamagedFileError
 from elasticrun.checkpoint.listing import (
     checkpoint_name,
     find_manifest,
@@ -46,17 +46,12 @@ class CheckpointStore:
     caller's matter.
 
     Args:
-        directory: Where they are kept: a path or a URL; all replicas must see it.
         job: The name that keeps another job's checkpoints apart.
         keep: How many good checkpoints `prune` leaves, at least 1.
     """
 
     def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        *,
-        job: str,
-        keep: int = 3,
+        self, directory: str | os.PathLike[str], *, job: str, keep: int = 3
     ) -> None:
         self.storage = storage_at(directory)
         self.job = job
@@ -67,7 +62,6 @@ class CheckpointStore:
 
     @property
     def place(self) -> Place:
-        """Where they are kept."""
         return self.storage.place
 
     def acquire(self, *, timeout: float = 5.0) -> None:

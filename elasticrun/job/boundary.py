@@ -313,7 +313,6 @@ class Boundary:
                 decision.cause,
                 f"saved {path}" if path else "nothing was saved",
             )
-        self._watcher.note_stopped(decision.exit_code)
         self.exit_code = decision.exit_code
         raise JobStopped(decision.exit_code)
 

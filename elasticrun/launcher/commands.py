@@ -201,7 +201,6 @@ def _follow(
 
 
 def _say_all(title: str, texts: Iterator[str]) -> None:
-    """Say which job it is, and what happens to it."""
     _note(title)
     for text in texts:
         _say(text)
@@ -300,12 +299,8 @@ def logs(arguments: argparse.Namespace) -> int:
         with find_job(arguments.job) as job:
             _note(job.title)
             directory = Path(str(job.status["log_dir"]))
-            if arguments.follow:
-                logs.follow_logs(
-                    directory, choice, has_ended=lambda: job.has_ended, write=_show
-                )
-            else:
-                logs.show_logs(directory, choice, write=_show)
+            has_ended = (lambda: job.has_ended) if arguments.follow else None
+            logs.show_logs(directory, choice, has_ended=has_ended, write=_show)
     except JobError as error:
         return _fail(str(error), error.exit_code)
     return 0

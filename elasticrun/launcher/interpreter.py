@@ -43,9 +43,6 @@ def start_helper(
     It runs `main` of a module, which finds its end of a socket in sys.argv, and ends
     when the launcher hangs up. A stop signal to every process of the job is not for it,
     so it holds these back: the last save still needs it.
-
-    Returns:
-        The process, and the launcher's end of the socket.
     """
     own, other = socket.socketpair(socket.AF_UNIX, kind)
     with contextlib.ExitStack() as stack, other, stop_signals_blocked():

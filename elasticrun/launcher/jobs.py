@@ -31,7 +31,6 @@ class KnownJob:
     """A job of which there is a directory.
 
     Attributes:
-        directory: Of its checkpoints.
         status: What its launcher says of it, if that runs here.
     """
 
@@ -51,7 +50,6 @@ class KnownJob:
 
     @property
     def name(self) -> str:
-        """What it is called."""
         if self.status is not None:
             return str(self.status["job"])
         names = [event["job"] for event in self.events if "job" in event]

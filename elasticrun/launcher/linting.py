@@ -57,7 +57,6 @@ class Linting:
                 self._read()
 
     def close(self) -> None:
-        """End the linter where it is."""
         process, self._process = self._process, None
         if process is not None:
             self._loop.forget(process.stdout)

@@ -63,9 +63,6 @@ class Notices:
             notice is there, and 200 then.
         on_notice: Called in the loop with the notice.
         say: Called in the loop with why nothing can be known for now.
-
-    Raises:
-        OptionError: There is no such source.
     """
 
     def __init__(
@@ -92,7 +89,6 @@ class Notices:
         threading.Thread(target=self._keep_looking, daemon=True).start()
 
     def close(self) -> None:
-        """Look no more."""
         self._has_ended.set()  # The pipe is left to the thread, which may write to it.
 
     def _hear(self) -> None:

@@ -34,7 +34,6 @@ class Replicas:
     most: int
 
     def check(self, number: int) -> None:
-        """Refuse a number out of bounds."""
         if number < 1:
             raise OptionError(f"{number} replicas: give a number from 1 up.")
         if not self.least <= number <= self.most:
@@ -61,7 +60,6 @@ class Program:
 
     @property
     def label(self) -> str:
-        """What to call it: the script's file name, or the module."""
         return self.target if self.kind == "module" else os.path.basename(self.target)
 
     @property
@@ -93,7 +91,6 @@ class NodeSettings:
 
     @property
     def endpoint(self) -> str:
-        """Where they meet, for people."""
         if self.place:
             return f"the endpoint in {self.place}/rendezvous"
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -114,7 +111,6 @@ class Options:
         settings: Of its replicas, as far as the launcher needs to know them.
         variables: What tells them the settings that were given as options.
         lifeline: A descriptor; when its other end is closed, the job is to stop.
-        is_linted: Whether errors that the linter finds in the script are shown.
         nodes: The machines of the job; None for this one alone.
         notice: Who says that this machine is about to be taken away, if anybody.
         is_quiet: Whether what replicas print is kept in logs, and not shown.
@@ -176,11 +172,7 @@ def _parse_range(text: str) -> tuple[int, int]:
 
 
 def parse_nodes(
-    nodes: str | None,
-    endpoint: str | None,
-    *,
-    place: Place,
-    address: str | None = None,
+    nodes: str | None, endpoint: str | None, *, place: Place, address: str | None = None
 ) -> NodeSettings | None:
     """Return what `--nodes`, `--rdzv-endpoint` and `--address` mean together.
 
@@ -346,7 +338,6 @@ def check_batch(size: int, elsewhere: int, batch_size: int) -> None:
     """Refuse more replicas than a global batch has samples.
 
     Args:
-        elsewhere: Replicas on other nodes.
         batch_size: Of the largest batch so far; 0 if there was none.
     """
     if batch_size and size + elsewhere > batch_size:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from elasticrun.errors import STOP_CODES, STOPPED
 from elasticrun.launcher import directory, processes
+from elasticrun.launcher.directory import check_meeting_place, locked, make_usable
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.events import EventKeeper
 from elasticrun.launcher.linting import Linting
-from elasticrun.launcher.lock import check_meeting_place, locked, make_usable
 from elasticrun.launcher.options import Options
 from elasticrun.launcher.stop_signals import StopSignals, signals_as_bytes
 from elasticrun.launcher.supervisor.server import Server

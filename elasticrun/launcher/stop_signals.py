@@ -26,7 +26,6 @@ class StopSignals:
 
     Args:
         on_stop: Called with the name of the signal, and the exit code that it leads to.
-        numbers: The signals that mean to save and stop.
     """
 
     def __init__(
@@ -39,7 +38,6 @@ class StopSignals:
         self._counted_at: dict[int, float] = {}
 
     def read(self, descriptor: int) -> None:
-        """Take the signals whose numbers are there."""
         for number in os.read(descriptor, 4096):
             self.take(number, now=time.monotonic())
 

@@ -23,16 +23,12 @@ class Verdict:
 
     Attributes:
         text: What happened, for a crash and for a node that is gone.
-        trace: The traceback of the first cause, or nothing.
-        where: The position.
         code: The exit code of a program that stopped by itself; of a crash that of the
             replica it began with, or minus the number of the signal that killed it.
         rank: Of that replica; below 0 without a crash.
         num_passed: Samples and steps in this generation, as far as is known.
-        newest: The number of the newest checkpoint.
         rescued: What a survivor has saved alone, if one has.
         no_rescue: Why none has, and what to do.
-        has_trained: Whether a batch was trained.
         is_unsaved: Whether the last save of what finished or stopped has failed.
         is_own_fault: Whether the crash did not follow from another one.
         is_by_launcher: Whether the launcher had killed the replica that it names.
@@ -66,7 +62,6 @@ class Verdict:
 
     @classmethod
     def decode(cls, values: Mapping[str, Any], *, node: str) -> Verdict:
-        """Return the verdict on another node."""
         verdict = cls(**{**values, "kind": EndKind(values["kind"])})
         text = f"on {node}: {verdict.text}" if verdict.text else ""
         return replace(verdict, is_here=False, text=text)

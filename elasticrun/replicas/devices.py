@@ -27,7 +27,6 @@ class VisibleGpus(NamedTuple):
     """The GPUs that are visible to one replica.
 
     Attributes:
-        host: Its machine.
         num_gpus: How many GPUs are visible to it.
         number: Which of them would be its own; -1 if none.
         gpu: What that one is known by on its machine.
@@ -101,11 +100,7 @@ def _choose_for_all(told: list[Any]) -> tuple[str, bool]:
 
 
 def why_not_a_gpu_each(seen_by_rank: Sequence[VisibleGpus]) -> str:
-    """Return why not every replica can have a GPU of its own; empty if they can.
-
-    Args:
-        seen_by_rank: What each replica sees.
-    """
+    """Return why not every replica can have a GPU of its own; empty if they can."""
     owners: dict[tuple[str, str], int] = {}
     for rank, seen in enumerate(seen_by_rank):
         if seen.number < 0:

@@ -21,7 +21,6 @@ class Environment:
 
     Attributes:
         rank: This replica's number in the job, in [0, world_size).
-        local_world_size: Replicas on this machine.
         master_address: Host of the store that the launcher names, or None.
         has_agent_store: Whether an agent (torchrun) already serves a store there.
         step: What tells these replicas from those of others who took the same port.

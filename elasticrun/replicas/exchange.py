@@ -30,26 +30,14 @@ DIRECTORY = "directory"  # Whether a replica was given a checkpoint directory.
 DEVICE = "device"  # Which GPU a replica would have.
 START = "start"  # What all begin with.
 SEEN = "seen"  # Whether a replica sees the checkpoint to begin with.
+SAVE_BEGUN = "save/{}/begun"  # Where the files of a checkpoint, by its number, go to.
+SAVE_WRITTEN = "save/{}/written"  # What each rank has written of it.
+SAVE_ENDED = "save/{}/ended"  # What became of it.
 
 
 def loader_made(name: str) -> str:
     """Return the topic of how replicas have made a loader."""
     return f"loader/{name}"
-
-
-def save_begun(number: int) -> str:
-    """Return the topic of where the files of a checkpoint go to."""
-    return f"save/{number}/begun"
-
-
-def save_written(number: int) -> str:
-    """Return the topic of what each rank has written of a checkpoint."""
-    return f"save/{number}/written"
-
-
-def save_ended(number: int) -> str:
-    """Return the topic of what became of a checkpoint."""
-    return f"save/{number}/ended"
 
 
 _PATIENCE = START_TIMEOUT  # For all to come to where they agree on something.
@@ -62,11 +50,7 @@ _MOST_AT_ONCE = 256  # Replicas of which one call asks.
 
 
 class RankZeroError(ElasticRunError):
-    """Raised on the other ranks when a decision has failed on rank 0.
-
-    Attributes:
-        kind: The name of the exception's class.
-    """
+    """Raised on the other ranks when a decision has failed on rank 0."""
 
     def __init__(self, text: str, kind: str) -> None:
         super().__init__(text)
@@ -157,7 +141,6 @@ class Exchange:
         """Return on all replicas what `judge` returns on rank 0 for the values of all.
 
         Args:
-            own: What this replica tells.
             is_end: Whether no replica goes on after this verdict: rank 0 then returns
                 only when all have heard it.
         """
@@ -197,11 +180,6 @@ class Exchange:
             timeout: Seconds that the others wait for it.
             is_heard: Whether rank 0 will ask whether all have heard it, as it does of a
                 failure.
-
-        Raises:
-            RankZeroError: `make` has raised; on rank 0, what it raised.
-            TimeoutError: It did not come in time.
-            ConnectionError: Rank 0 is gone.
         """
         if self._rank != 0:
             return self.hear(topic, timeout=timeout)

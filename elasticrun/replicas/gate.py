@@ -20,7 +20,6 @@ class Decision:
         boundary: Its number, counted from the start of the generation.
         kind: CHECKPOINT, or STOP (save and exit).
         cause: Why, for people: "SIGTERM", "request_stop()", "save_interval".
-        exit_code: The exit code of a stop.
     """
 
     boundary: int

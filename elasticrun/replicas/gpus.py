@@ -35,9 +35,6 @@ def num_visible(value: str | None, num_present: int) -> int:
     As CUDA reads it (CUDA C++ Programming Guide, "CUDA Environment Variables"): a list
     counts up to its first invalid entry, and not at all if it names one GPU twice. Of
     slices (MIG) a process is given one. Numbers are read as C's strtoul does.
-
-    Args:
-        value: The variable's, None if it is not set.
     """
     if value is None:
         return num_present

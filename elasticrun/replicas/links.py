@@ -28,11 +28,7 @@ _MAX_BYTES = 1 << 16
 _HELLO_SECONDS = 5.0  # That a caller has to show that it is a replica.
 # Seconds before the first probe of a silent connection, between probes, and how many
 # may stay unanswered.
-_KEEP_ALIVE = {
-    socket.TCP_KEEPIDLE: 20,
-    socket.TCP_KEEPINTVL: 10,
-    socket.TCP_KEEPCNT: 3,
-}
+_KEEP_ALIVE = {socket.TCP_KEEPIDLE: 20, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}
 
 
 class Links:
@@ -55,7 +51,6 @@ class Links:
         _held.add(self)
 
     def fileno(self) -> int:
-        """Return the descriptor to wait on."""
         return self._selector.fileno()
 
     def read(self) -> list[Message]:

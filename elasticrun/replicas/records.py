@@ -64,13 +64,8 @@ class Records:
     """This replica's record, and those of the others on this machine.
 
     Args:
-        rank: This replica's.
         neighbours: The other ranks on this machine.
         store: At which they tell each other where their records are.
-
-    Raises:
-        OSError: This replica may have no such memory, as under a limit of the size of
-            files.
     """
 
     def __init__(self, rank: int, neighbours: range, store: JobStore) -> None:
@@ -96,15 +91,10 @@ class Records:
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks whose records can be read, this one's included."""
         return sorted([self.rank, *self._others])
 
     def write(self, text: str) -> None:
-        """Record JSON text in place of that before and its journal.
-
-        Raises:
-            RecordTooLargeError: It takes more than 1 MiB.
-        """
+        """Record JSON text in place of that before and its journal."""
         data = text.encode()
         if len(data) > _MOST:
             raise RecordTooLargeError(

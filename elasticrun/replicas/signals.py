@@ -71,9 +71,6 @@ class SignalPipe:
     background does). A handler that the program had set runs as well. It takes another
     signal only as long as nobody else does: a program's own handler keeps it, and it
     stays ignored where it is.
-
-    Args:
-        numbers: The signals that mean to save and stop.
     """
 
     def __init__(self, numbers: Sequence[int] = STOP_SIGNALS) -> None:
@@ -86,7 +83,6 @@ class SignalPipe:
         self._outer: SignalPipe | None = None
 
     def fileno(self) -> int:
-        """Return the descriptor to wait on, for `select`."""
         return self._reader
 
     def install(self) -> None:
@@ -130,7 +126,6 @@ class SignalPipe:
         return number in self._numbers and (number in _ALWAYS or is_ours)
 
     def close(self) -> None:
-        """Give the signals back to whom they belonged, and close the pipe."""
         self.uninstall()
         os.close(self._reader)
         os.close(self._writer)
@@ -247,9 +242,6 @@ def ignore_stop_signals_in_worker(numbers: Collection[int] = STOP_SIGNALS) -> No
     Ctrl-C and a scheduler's SIGTERM go to every process of a group. A worker that died
     of them would crash the replica before it reaches the boundary at which it saves. It
     ends with its parent, also when it stalls and the parent could not tell it.
-
-    Args:
-        numbers: The signals that the parent takes.
     """
     for number in {signal.SIGINT, *numbers} - {signal.SIGTERM}:
         signal.signal(number, signal.SIG_IGN)

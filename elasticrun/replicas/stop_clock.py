@@ -37,8 +37,6 @@ class StopClock:
         self._describe = describe
         self._first_signal: tuple[int, float] | None = None  # And when it came.
         self._has_heard = True  # Of rank 0, since that signal.
-        # The thread that the stop has ended alone, and the exit code of the stop.
-        self._stopped_thread: tuple[str, int] | None = None
         self.deadline: float | None = None
         self.warns_at: float | None = None
 
@@ -71,21 +69,12 @@ class StopClock:
         self.deadline = self.warns_at = None
 
     def note_heard(self) -> None:
-        """Note that rank 0 has answered."""
         self._has_heard = True
 
     def note_decided(self) -> None:
         """A stop that a signal asked for is agreed; the boundary is to come soon."""
         deadline = time.monotonic() + self._grace
         self.deadline = min(deadline, self.deadline or deadline)
-
-    def note_stopped_in_thread(self, thread: str, exit_code: int) -> None:
-        """The job has stopped in a thread that is not the program's main one.
-
-        What is raised there ends that thread alone, and the program may wait for it.
-        """
-        self._stopped_thread = (thread, exit_code)
-        self.deadline = time.monotonic() + self._grace
 
     def on_time(self, now: float) -> None:
         """End the process if it is time, and warn before that."""
@@ -100,12 +89,8 @@ class StopClock:
         if self.deadline is None or now < self.deadline:
             return
         number, _ = self._first_signal or (signal.SIGTERM, 0.0)
-        exit_code = BY_SIGNAL[signal.Signals(number)]
         tell = functools.partial(self._tell_where, number)
-        if self._stopped_thread is not None:
-            thread, exit_code = self._stopped_thread
-            tell = functools.partial(self._say_thread_stopped, thread)
-        _exit_telling(tell, exit_code)
+        _exit_telling(tell, BY_SIGNAL[signal.Signals(number)])
 
     def exit_stuck(self, why: str, seconds: float) -> None:
         """End this process, which waits for a replica that is gone."""
@@ -121,16 +106,6 @@ class StopClock:
             self._describe(),
         )
         _print_stacks()
-
-    def _say_thread_stopped(self, thread: str) -> None:
-        logger.error(
-            "the job has stopped in thread %r, which ended that thread alone, and the "
-            "program did not end within %g s: exiting. Let the main thread loop over "
-            "the loader (num_workers= reads ahead), or end the program when the thread "
-            "that loops has ended.",
-            thread,
-            self._grace,
-        )
 
     def _tell_where(self, number: int) -> None:
         logger.error(

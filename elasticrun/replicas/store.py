@@ -75,9 +75,6 @@ class JobStore:
         client: For one thread.
         address: For more clients.
         interface: The address that rank 0 listens at, which can be wider.
-
-    Raises:
-        ConnectionError: Nobody serves it for `patience` seconds.
     """
 
     def __init__(
@@ -102,7 +99,6 @@ class JobStore:
         self.client.set_timeout(timedelta(seconds=START_TIMEOUT))
 
     def put(self, key: str, value: Any) -> None:
-        """Set `key` to `value` as JSON."""
         with _noticing_loss():
             self.client.set(key, json.dumps(value))
 
@@ -117,7 +113,6 @@ class JobStore:
             return self.client.multi_get(keys)
 
     def take(self, key: str, *, timeout: float = START_TIMEOUT) -> Any:
-        """Wait for `key` and return its value."""
         with _noticing_loss():
             try:
                 self.client.wait([key], timedelta(seconds=timeout))

@@ -6,7 +6,6 @@ import math
 import queue
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -14,14 +13,12 @@ from typing import Any, NamedTuple
 
 from elasticrun.errors import BY_SIGNAL
 from elasticrun.logger import Logger
-from elasticrun.replicas.agreement import Coordinator
-from elasticrun.replicas.gate import CHECKPOINT, STOP, Decision, Gate
-from elasticrun.replicas.links import Links
-from elasticrun.replicas.messages import (
+from elasticrun.replicas.agreement import (
     Answer,
     Ask,
     CallOff,
     Close,
+    Coordinator,
     Dead,
     Farewell,
     GiveUp,
@@ -32,6 +29,8 @@ from elasticrun.replicas.messages import (
     decode,
     encode,
 )
+from elasticrun.replicas.gate import CHECKPOINT, STOP, Decision, Gate
+from elasticrun.replicas.links import Links
 from elasticrun.replicas.process_end import exit_at_once
 from elasticrun.replicas.signals import STOP_SIGNALS, SignalPipe
 from elasticrun.replicas.stop_clock import NAMING_SECONDS, StopClock
@@ -43,13 +42,7 @@ _OTHERS_SECONDS = 30.0  # For others to come to their end: they need rank 0's st
 
 
 class _Lost(NamedTuple):
-    """Another replica is gone, which this one will notice at its next boundary.
-
-    Attributes:
-        why: What the program will be told.
-        boundary: The last one that it had passed.
-        look_at: When to look whether it has come to another one.
-    """
+    """Another replica is gone, which this one will notice at its next boundary."""
 
     why: str
     boundary: int
@@ -74,7 +67,6 @@ class Watcher:
             rank.
         is_saving: Whether a save is in flight. What is due by time then waits until
             `wake` is called.
-        stop_signals: The signals that mean to save and stop.
         stuck_seconds: How long a loop may go on without a boundary once a replica is
             gone, since collectives on GPUs wait for it; infinite where they fail.
         is_in_loop: Whether boundaries are to come.
@@ -193,14 +185,6 @@ class Watcher:
     def note_stopping(self) -> None:
         """The training thread has come to its stop; it may take its time."""
         self._clock.note_stopping()
-
-    def note_stopped(self, exit_code: int) -> None:
-        """The training thread is about to raise its stop, with nothing left to save."""
-        thread = threading.current_thread()
-        is_program = not hasattr(sys, "ps1")  # And no notebook, which outlives its job.
-        if is_program and thread is not threading.main_thread():
-            self._clock.note_stopped_in_thread(thread.name, exit_code)
-            self._pipe.wake()
 
     def close(self) -> None:
         """Stop watching; rank 0, which serves the store, first waits for the others."""

@@ -47,12 +47,10 @@ class Channel:
         self.is_open = True
 
     def fileno(self) -> int:
-        """Return the descriptor to wait on."""
         return self.connection.fileno()
 
     @property
     def has_unsent(self) -> bool:
-        """Whether `flush` has something to send."""
         return bool(self._unsent)
 
     def send(self, message: Message) -> None:
@@ -129,7 +127,6 @@ class Channel:
         return messages
 
     def close(self) -> None:
-        """Close this end."""
         self.is_open = False
         self.connection.close()
 

@@ -12,13 +12,13 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 
 from elasticrun.checkpoint.draft import Checkpoint, Draft
+from elasticrun.checkpoint.files.durable import FileRecord
 from elasticrun.checkpoint.files.memory import (
     Captured,
     Memory,
     NoMemoryLeftError,
     start_checksums,
 )
-from elasticrun.checkpoint.files.recorded import FileRecord
 from elasticrun.checkpoint.registry import Registry
 from elasticrun.checkpoint.states.gathered import GatheredState
 from elasticrun.checkpoint.states.state import BaseState
@@ -38,12 +38,7 @@ class OwnFile(NamedTuple):
     captured: Captured | None = None
 
     def write(self, draft: Draft) -> FileRecord:
-        """Write the file into a draft.
-
-        Raises:
-            OSError: It could not be written.
-            Exception: What the state's `save` raised, if it had not run before.
-        """
+        """Write the file into a draft."""
         if self.captured is None:
             return draft.write(self.file_name, self.save)
         return draft.write_captured(self.file_name, self.captured)
@@ -77,7 +72,6 @@ class Capture:
     """Everything of the job at a boundary that its checkpoint needs from this rank.
 
     Attributes:
-        position: The job's, encoded.
         files: Those that this rank writes.
         gathered: This rank's own of small states, by name; rank 0 writes all of them.
         carried: Files of the newest checkpoint that no state has claimed yet; on rank
@@ -129,12 +123,7 @@ class Capturer:
     """
 
     def __init__(
-        self,
-        registry: Registry,
-        *,
-        rank: int,
-        world_size: int,
-        is_async: bool,
+        self, registry: Registry, *, rank: int, world_size: int, is_async: bool
     ) -> None:
         self._registry = registry
         self._rank = rank
@@ -145,11 +134,7 @@ class Capturer:
     def capture(
         self, number: int, position: dict[str, Any], newest: Checkpoint | None
     ) -> Capture:
-        """Return everything that is to be saved of this boundary.
-
-        Raises:
-            Exception: What a state's `save` raised, other than OSError.
-        """
+        """Return everything that is to be saved of this boundary."""
         _wait_for_gpus()
         is_first = self._rank == 0
         files, problem = self._capture_files()

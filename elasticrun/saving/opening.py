@@ -37,8 +37,6 @@ class Start:
     """What all replicas of a generation begin with.
 
     Attributes:
-        generation: Its number.
-        number: The number of the next checkpoint.
         newest: The checkpoint to resume from, or None.
     """
 

@@ -39,17 +39,16 @@ from elasticrun.errors import (
 )
 from elasticrun.logger import Logger
 from elasticrun.replicas.exchange import (
+    SAVE_BEGUN,
+    SAVE_ENDED,
+    SAVE_WRITTEN,
     Exchange,
     RankZeroError,
-    save_begun,
-    save_ended,
-    save_written,
 )
 from elasticrun.replicas.membership import Membership
 from elasticrun.replicas.store import JobStore
 from elasticrun.saving.capturing import Capture, Capturer
 from elasticrun.saving.opening import Start
-from elasticrun.saving.save_in_flight import SaveInFlight, SaveOutcome
 from elasticrun.saving.writing import CheckpointWriter, SaveFailed, WriteReport
 
 logger = Logger(__name__)
@@ -57,6 +56,57 @@ logger = Logger(__name__)
 _PATIENCE = 1800.0  # Seconds for other ranks at a checkpoint that nobody hurries.
 _HEARING_SECONDS = 30.0  # Of those that live, only one that hangs takes as long.
 _GIVING_UP_SECONDS = 1.0  # Until a thread that waits for other ranks looks up.
+SaveOutcome = Checkpoint | str | BaseException
+
+
+class SaveInFlight(threading.Thread):
+    """A thread that writes one save, and ends with it.
+
+    Not a thread for all saves: the interpreter waits at its end for threads that run,
+    and dies if one that it does not wait for is in C++.
+
+    Args:
+        write: Writes the checkpoint, and returns it, or why it could not be written. It
+            is given what is set when it is to wait for other ranks no more.
+        on_end: Called in the thread when there is an outcome, unless it was given up.
+
+    Attributes:
+        outcome: What `write` returned or raised, once it has.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        states: Sequence[BaseState],
+        write: Callable[[threading.Event], Checkpoint | str],
+        *,
+        on_end: Callable[[], object],
+    ) -> None:
+        super().__init__(name="elasticrun-writer", daemon=True)
+        self.number = number
+        self.states = states
+        self.outcome: SaveOutcome | None = None
+        self._write = write
+        self._on_end = on_end
+        self._given_up = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the end; return whether it came in time."""
+        self.join(timeout)
+        return not self.is_alive()
+
+    def give_up(self) -> None:
+        """Have it stop waiting for other ranks; `on_end` is not called any more."""
+        self._given_up.set()
+
+    def run(self) -> None:
+        """Write; called by `start`, in this thread."""
+        try:
+            self.outcome = self._write(self._given_up)
+        except BaseException as error:
+            self.outcome = error
+        if not self._given_up.is_set():
+            self._on_end()
 
 
 class Saver:
@@ -80,8 +130,7 @@ class Saver:
             in the thread that has written it.
         newest: The newest committed checkpoint. It changes when a flight ends; whoever
             loads from it waits for that first.
-        num_failed: Saves that came to nothing.
-        has_failed: Whether the last one that has ended did.
+        has_failed: Whether the last save that has ended came to nothing.
         seconds: How long the last save took, until it was committed.
     """
 
@@ -97,11 +146,7 @@ class Saver:
         self._registry = registry
         self._rank = membership.rank
         self._checkpoints = checkpoints
-        self._capture_as = partial(
-            Capturer,
-            registry,
-            world_size=membership.world_size,
-        )
+        self._capture_as = partial(Capturer, registry, world_size=membership.world_size)
         self._capturer = self._capture_as(rank=self._rank, is_async=is_async)
         self._writer = CheckpointWriter(
             checkpoints, membership, generation=start.generation
@@ -150,7 +195,6 @@ class Saver:
         """Save, in the steps at the top. Collective, at the same point everywhere.
 
         Args:
-            position: The job's position, encoded.
             timeout: Seconds to wait for the other ranks; None for half an hour.
             is_awaited: Whether to return only when it is committed, not once everything
                 is captured.
@@ -158,13 +202,6 @@ class Saver:
         Returns:
             The checkpoint; None if it is in flight, or could not be written (a warning
             says why; the one before is untouched).
-
-        Raises:
-            Exception: What a state's `save` raised, other than OSError.
-            CheckpointError: A state of another rank could not be saved; or a state has
-                asked for a save while it was saved itself.
-            AgreementError: Rank 0 never came to the same point, or is gone; or the save
-                in flight did not end.
         """
         timeout = _PATIENCE if timeout is None else timeout
         with self._not_within_itself():
@@ -203,7 +240,9 @@ class Saver:
         try:
             # Rank 0 makes the directory; the others wait for it.
             exchange.decide(
-                save_begun(number), lambda: writer.begin(capture), timeout=2 * timeout
+                SAVE_BEGUN.format(number),
+                lambda: writer.begin(capture),
+                timeout=2 * timeout,
             )
             # Each rank writes its own files, and tells rank 0 of them.
             own = writer.write_files(capture, newest)
@@ -212,7 +251,7 @@ class Saver:
                 self._report(own, number, exchange)
             # Rank 0 commits when all have written theirs; the others wait for that.
             told = exchange.decide(
-                save_ended(number),
+                SAVE_ENDED.format(number),
                 lambda: writer.commit(own, exchange, timeout=timeout),
                 timeout=2 * timeout,
                 is_heard=True,
@@ -225,9 +264,8 @@ class Saver:
         self.seconds = time.perf_counter() - begun
         checkpoint = self.newest = writer.committed(number, told)
         if self._rank == 0:
-            exchange.remove_keys(
-                num_keys
-            )  # All have reported: they are past them, too.
+            # All have reported: they are past the saves before, too.
+            exchange.remove_keys(num_keys)
             logger.info("saved %s in %.2f s", checkpoint.path, self.seconds)
             paused = self._paused
             paused = time.perf_counter() - self._asked_at if paused is None else paused
@@ -291,28 +329,23 @@ class Saver:
         return number
 
     def _capture(self, number: int, position: dict[str, Any]) -> Capture:
-        """Copy what this rank saves into memory, or note what will write it.
-
-        Raises:
-            Exception: What a state's `save` raised, other than OSError; the other ranks
-                hear of it.
-        """
+        """Copy what this rank saves into memory, or note what will write it."""
         try:
             capture = self._capturer.capture(number, position, self.newest)
         except Exception as error:
             if self._rank == 0:
-                self._exchange.refuse(save_begun(number), error)
+                self._exchange.refuse(SAVE_BEGUN.format(number), error)
                 self._asked = self._exchange.asked
             else:
                 report = WriteReport(Capture(number, position), error=error)
-                self._exchange.tell(save_written(number), report.encode())
+                self._exchange.tell(SAVE_WRITTEN.format(number), report.encode())
             raise
         self.on_captured(position)
         return capture
 
     def _report(self, own: WriteReport, number: int, exchange: Exchange) -> None:
         """Report to rank 0 what this rank wrote; raise a mistake in its states."""
-        topic = save_written(number)
+        topic = SAVE_WRITTEN.format(number)
         exchange.tell(topic, own.encode(), parts=own.encode_gathered())
         if own.error is not None and own.is_mistake:
             raise own.error
@@ -327,12 +360,7 @@ class Saver:
         self._conclude(flight.number, flight.outcome, flight.states)
 
     def finish(self, *, timeout: float = 2 * _PATIENCE) -> None:
-        """Wait until no save is in flight, and settle it.
-
-        Raises:
-            AgreementError: It did not end within `timeout` seconds.
-            Exception: What the flight came to.
-        """
+        """Wait until no save is in flight, and settle it."""
         flight = self._flight
         if flight is None:
             return
@@ -359,9 +387,7 @@ class Saver:
         """Save on this replica alone, which is not collective; see job/rescue.py.
 
         Args:
-            position: Where the states are now, encoded.
             gathered: The small states of the ranks that live, by name and rank.
-            why: What the checkpoint says about itself.
             is_owner: Whether this machine's rank 0 has the directory, and lives.
             timeout: Seconds to wait for a save in flight.
 
@@ -387,11 +413,7 @@ class Saver:
         return self.newest
 
     def close(self, *, timeout: float) -> None:
-        """Finish what is in flight, for `timeout` seconds at most; end its thread.
-
-        Raises:
-            Exception: What the flight came to.
-        """
+        """Finish what is in flight, for `timeout` seconds at most; end its thread."""
         try:
             self.finish(timeout=timeout)
             # Not after an exception: the program did not come to register everything.
@@ -454,13 +476,7 @@ def _is_behind(checkpoint: Checkpoint, position: dict[str, Any]) -> bool:
 
 
 def _why_not_saved(error: Exception, *, patience: float) -> str:
-    """Return why a save failed if training can go on.
-
-    Raises:
-        CheckpointError: A state of another rank could not be saved.
-        AgreementError: Rank 0 has said nothing, or is gone.
-        Exception: The error itself.
-    """
+    """Return why a save failed if training can go on."""
     if isinstance(error, SaveFailed):
         return str(error)
     if isinstance(error, RankZeroError):

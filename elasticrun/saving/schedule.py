@@ -106,11 +106,7 @@ class GrowingInterval:
 
 
 class AutoInterval:
-    """Learns what the saves of a generation cost.
-
-    Args:
-        clock: Returns seconds that never go back.
-    """
+    """Learns what the saves of a generation cost."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -120,16 +116,13 @@ class AutoInterval:
         self._duration = 0.0
 
     def note_cost(self, seconds: float) -> None:
-        """Learn how long training has waited for a save."""
         self._costs.append(seconds)
         self._spent += seconds
 
     def note_duration(self, seconds: float) -> None:
-        """Learn how long the last save took until it was committed."""
         self._duration = seconds
 
     def next_interval(self) -> float:
-        """Return the seconds until the next save is to begin."""
         if not self._costs:
             return FIRST_INTERVAL
         cost = sum(self._costs) / len(self._costs)

@@ -14,10 +14,7 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 
-from elasticrun.checkpoint.retention import (
-    parse_keep,
-    parse_whole_number,
-)
+from elasticrun.checkpoint.retention import parse_keep, parse_whole_number
 from elasticrun.replicas.environment import variables
 from elasticrun.replicas.signals import STOP_SIGNALS, parse_stop_signals
 

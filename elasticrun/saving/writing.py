@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from elasticrun.checkpoint.draft import Checkpoint, Draft
-from elasticrun.checkpoint.files.recorded import FileRecord
+from elasticrun.checkpoint.files.durable import FileRecord
 from elasticrun.checkpoint.manifest import Manifest, version
 from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.states.gathered import write_gathered
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, ElasticRunError, text_of
-from elasticrun.replicas.exchange import Exchange, Gathered, save_written
+from elasticrun.replicas.exchange import SAVE_WRITTEN, Exchange, Gathered
 from elasticrun.replicas.membership import Membership
 from elasticrun.saving.capturing import Capture, Samples
 
@@ -77,19 +77,12 @@ class CheckpointWriter:
     One save at a time; in the writer's thread if the save is in flight, else in the
     training thread.
 
-    Args:
-        generation: The number of the running one.
-
     Attributes:
         warnings: What has gone wrong though the checkpoint is committed.
     """
 
     def __init__(
-        self,
-        checkpoints: CheckpointStore,
-        membership: Membership,
-        *,
-        generation: int,
+        self, checkpoints: CheckpointStore, membership: Membership, *, generation: int
     ) -> None:
         self._checkpoints = checkpoints
         self._rank = membership.rank
@@ -101,11 +94,7 @@ class CheckpointWriter:
         self._differing: set[str] = set()
 
     def begin(self, capture: Capture) -> None:
-        """Make the directory; rank 0 only.
-
-        Raises:
-            SaveFailed: That is not possible now.
-        """
+        """Make the directory; rank 0 only."""
         with _failing_softly():
             if capture.problem is not None:
                 raise SaveFailed(capture.problem)
@@ -145,24 +134,16 @@ class CheckpointWriter:
         """Commit what all ranks have written; rank 0 only.
 
         Args:
-            own: What this rank has written.
             exchange: Over which the others tell what they have.
-            timeout: Seconds to wait for that.
 
         Returns:
             The digest and the time, from which the others know the checkpoint. All of
             them are told it, so it must not grow with their number.
-
-        Raises:
-            SaveFailed: That is not possible now; the draft is removed.
-            CheckpointError: A rank's state could not be saved, ranks are at different
-                positions, or a file is missing.
-            Exception: What the `save` of a state of this rank raised.
         """
         with _failing_softly():
             if own.error is not None:
                 raise own.error
-            capture, topic = own.capture, save_written(own.capture.number)
+            capture, topic = own.capture, SAVE_WRITTEN.format(own.capture.number)
             heard = exchange.gather(topic, None, timeout=timeout)
             others = _files_of_others(heard, capture)
             fetch = partial(exchange.fetch, topic)
@@ -199,9 +180,6 @@ class CheckpointWriter:
             capture: As rank 0 has it.
             newest: Where files come from that are carried over.
             gathered: The small states that are known, by name and rank.
-
-        Raises:
-            Exception: Why that is not possible; nothing is left of it.
         """
         draft = self._checkpoints.begin(capture.number)
         try:
@@ -292,12 +270,7 @@ def _failing_softly(kind: type[Exception] = OSError) -> Iterator[None]:
 
 
 def _files_of_others(heard: Gathered, own: Capture) -> list[FileRecord]:
-    """Return what the other ranks have written.
-
-    Raises:
-        SaveFailed: One could not write now, is gone, or did not come.
-        CheckpointError: One will never be able to, or is elsewhere, or has drifted.
-    """
+    """Return what the other ranks have written."""
     position = own.position
     files: list[FileRecord] = []
     for rank, report in heard.by_rank.items():

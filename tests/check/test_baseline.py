@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from elasticrun.check.baseline import samples_of
+from elasticrun.check.checker import samples_of
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.routes import route_without_restart
 

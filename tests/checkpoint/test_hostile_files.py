@@ -31,8 +31,8 @@ from elasticrun import (
     remaining_epochs_until,
     save_all_states,
 )
-from elasticrun.checkpoint.files.recorded import read_end
-from elasticrun.launcher.lock import locked
+from elasticrun.checkpoint.files.durable import read_end
+from elasticrun.launcher.directory import locked
 from elasticrun.launcher.options import OptionError
 from tests.checkpoint.inspection.running import run
 from tests.support.data import Numbers

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticrun.checkpoint.files.recorded import DamagedFileError, FileRecord
+from elasticrun.checkpoint.files.durable import DamagedFileError, FileRecord
 from elasticrun.checkpoint.manifest import (
     Manifest,
     check_file_name,

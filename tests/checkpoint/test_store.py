@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticrun.checkpoint.files.recorded import DamagedFileError, FileRecord
+from elasticrun.checkpoint.files.durable import DamagedFileError, FileRecord
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, CheckpointWarning
 from tests.support.places import Content, make_place

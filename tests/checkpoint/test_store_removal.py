@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from elasticrun.checkpoint.files import recorded
-from elasticrun.checkpoint.files.recorded import FileRecord
+from elasticrun.checkpoint.files import durable
+from elasticrun.checkpoint.files.durable import FileRecord
 from elasticrun.checkpoint.listing import is_uncommitted
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointWarning
@@ -258,14 +258,14 @@ def test_one_that_somebody_else_removes_is_no_damage(
 ) -> None:
     store = local_store
     older, newer = save(store), save(store)
-    open_checked = recorded.open_checked
+    open_checked = durable.open_checked
 
     def remove_first(path: Path, record: FileRecord) -> BinaryIO:
         if newer.path.is_dir():
             store.storage.remove(newer.path.name)
         return open_checked(path, record)
 
-    monkeypatch.setattr(recorded, "open_checked", remove_first)
+    monkeypatch.setattr(durable, "open_checked", remove_first)
     assert store.find_newest() == older
     store.storage.remove(newer.path.name)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticrun.launcher.lock import check_meeting_place
+from elasticrun.launcher.directory import check_meeting_place
 from elasticrun.launcher.options import OptionError
 from tests.launcher.running import (
     PROGRAM,

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from elasticrun.checkpoint.events import read_events
-from elasticrun.report.history import History
+from elasticrun.report.command import History
 from elasticrun.testing import read_trace
 from tests.launcher.running import (
     Running,

@@ -16,9 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticrun.replicas.agreement import Coordinator
+from elasticrun.replicas.agreement import Ask, Coordinator, Request
 from elasticrun.replicas.gate import CHECKPOINT, STOP, Decision, Gate
-from elasticrun.replicas.messages import Ask, Request
 
 EXIT_CODES = {STOP: 143, CHECKPOINT: 0}
 

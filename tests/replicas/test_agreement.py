@@ -6,9 +6,15 @@ import json
 
 import pytest
 
-from elasticrun.replicas.agreement import Coordinator, agreed_boundary
+from elasticrun.replicas.agreement import (
+    Coordinator,
+    GiveUp,
+    Request,
+    agreed_boundary,
+    decode,
+    encode,
+)
 from elasticrun.replicas.gate import CHECKPOINT, STOP, Decision
-from elasticrun.replicas.messages import GiveUp, Request, decode, encode
 
 
 def stop(at: int = 0, cause: str = "SIGTERM", exit_code: int = 143) -> Request:

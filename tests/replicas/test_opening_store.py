@@ -15,22 +15,22 @@ import pytest
 from torch.distributed import TCPStore
 
 from elasticrun.errors import AgreementError
-from elasticrun.replicas import opening_store
+from elasticrun.replicas import membership
 from elasticrun.replicas.environment import Environment
-from elasticrun.replicas.opening_store import open_store
+from elasticrun.replicas.membership import open_store
 from elasticrun.replicas.store import Address, JobStore, serve_store_at
 from tests.support.sockets import kept_port
 from tests.support.stage import DEADLINE
 
 SCRIPT = """
 import os, sys
-from elasticrun.replicas import exchange, opening_store
+from elasticrun.replicas import exchange, membership
 from elasticrun.replicas.environment import read_environment
 exchange._QUIET_SECONDS = 0.0
 exchange._PATIENCE = float(sys.argv[1])
 print("imported", flush=True)
 sys.stdin.readline()
-opening_store.open_store(read_environment())
+membership.open_store(read_environment())
 """
 
 
@@ -74,8 +74,8 @@ def test_who_died_before_it_joined_is_named_by_all_others() -> None:
 def test_a_rank_0_that_never_comes_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(opening_store, "_QUIET_SECONDS", 0.0)
-    monkeypatch.setattr(opening_store, "_PATIENCE", 0.2)
+    monkeypatch.setattr(membership, "_QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(membership, "_PATIENCE", 0.2)
     place = Environment(
         rank=1, world_size=2, master_address="127.0.0.1", master_port=kept_port()
     )
@@ -87,7 +87,7 @@ def test_a_rank_0_that_never_comes_is_named(
 def test_a_rank_0_that_goes_while_others_come_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(opening_store, "_PATIENCE", 1.0)
+    monkeypatch.setattr(membership, "_PATIENCE", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         place = Environment(
             rank=1,
@@ -145,7 +145,7 @@ def test_the_store_of_an_earlier_generation_is_not_joined(agent: TCPStore) -> No
 def test_an_agents_store_without_rank_0_is_told(
     agent: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening_store, "_PATIENCE", 0.2)
+    monkeypatch.setattr(membership, "_PATIENCE", 0.2)
     with pytest.raises(AgreementError, match="rank 0 did not come within 0.2 s: its"):
         open_store(place(agent, 1))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elasticrun.report import history
-from elasticrun.report.history import History
+from elasticrun.report import command
+from elasticrun.report.command import History
 from tests.report.made import BEGIN, events
 
 
@@ -58,7 +58,7 @@ def test_a_killed_generation_has_ended_without_a_word() -> None:
 
 
 def test_a_page_has_room_for_a_long_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "_MOST_POINTS", 8)
+    monkeypatch.setattr(command, "_MOST_POINTS", 8)
     page = History(events()).describe()
     assert all(len(each["points"]) <= 3 for each in page["generations"])
     assert page["generations"][0]["points"][0] == (BEGIN + 1, 0)

@@ -10,7 +10,7 @@ import pytest
 
 from elasticrun.__main__ import main
 from elasticrun.checkpoint.events import FILE_NAME, Event, EventLog, read_events
-from elasticrun.report.history import History
+from elasticrun.report.command import History
 
 TIME = 1_795_000_000.0
 START: Event = {

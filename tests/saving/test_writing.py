@@ -22,7 +22,7 @@ from elasticrun.checkpoint.registry import Registry
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError
 from elasticrun.replicas.environment import Environment
-from elasticrun.replicas.exchange import save_ended
+from elasticrun.replicas.exchange import SAVE_ENDED
 from elasticrun.replicas.membership import Membership
 from elasticrun.replicas.store import Address, JobStore
 from elasticrun.saving.opening import open_checkpoints
@@ -96,7 +96,7 @@ def test_ranks_are_told_no_manifest_and_read_it_when_they_need_it(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = pair.save()
-    told = json.loads(pair.server.get(f"{save_ended(1)}/verdict"))["made"]
+    told = json.loads(pair.server.get(f"{SAVE_ENDED.format(1)}/verdict"))["made"]
     assert told == {"digest": first.manifest.digest, "time": first.time}
     manifest = Path(str(second.path / MANIFEST_NAME))
     away = manifest.rename(manifest.with_suffix(".away"))

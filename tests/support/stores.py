@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticrun.checkpoint.draft import Checkpoint, Draft
-from elasticrun.checkpoint.files.recorded import FileRecord
+from elasticrun.checkpoint.files.durable import FileRecord
 from elasticrun.checkpoint.manifest import Manifest
 from elasticrun.checkpoint.store import CheckpointStore
 from tests.support.places import Content

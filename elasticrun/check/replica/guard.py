@@ -6,16 +6,16 @@ Linux refuses what libraries in C and other programs would write, where it has L
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
+import struct
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-
-from elasticrun.check.replica.landlock import can_restrict, write_only_below
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _PATHS = {
@@ -38,6 +38,16 @@ _CACHES = (
     *("$HF_HOME", "$TORCH_HOME", "$TRITON_CACHE_DIR", "$MPLCONFIGDIR"),
     *("$CUDA_CACHE_PATH", "$NUMBA_CACHE_DIR", "$TORCHINDUCTOR_CACHE_DIR"),
 )
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # The same on each machine.
+_VERSION = 1  # In place of flags: asks for it.
+_BENEATH = 1  # The kind of a rule.
+_NO_NEW_PRIVILEGES = 38
+# With the first version nothing can be moved from one folder to another.
+_LEAST_VERSION = 2
+_WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
+_OF_FILES = _WRITE_FILE | _TRUNCATE
+# Removing and making of all kinds, and moving; all that is not reading or executing.
+_OF_FOLDERS = sum(1 << bit for bit in range(4, 14))
 
 
 class OutsideOfScratchError(PermissionError):
@@ -135,3 +145,48 @@ def _is_writing(mode: Any, flags: Any) -> bool:
 
 def _is_below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
+
+
+def can_restrict() -> bool:
+    """Return whether this system has it."""
+    try:
+        return _call(_CREATE_RULESET, None, 0, _VERSION) >= _LEAST_VERSION
+    except (OSError, AttributeError):  # No such call, or forbidden; no Linux.
+        return False
+
+
+def write_only_below(paths: Iterable[str]) -> None:
+    """Let this thread, and what it starts, write below these paths alone."""
+    of_files = _OF_FILES
+    if _call(_CREATE_RULESET, None, 0, _VERSION) < 3:
+        of_files = _WRITE_FILE
+    rights = struct.pack("=Q", of_files | _OF_FOLDERS)
+    ruleset = _call(_CREATE_RULESET, rights, len(rights), 0)
+    try:
+        for path in paths:
+            if not os.path.exists(path):
+                continue
+            folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            try:
+                allowed = of_files | (_OF_FOLDERS if os.path.isdir(path) else 0)
+                rule = struct.pack("=Qi", allowed, folder)
+                _call(_ADD_RULE, ruleset, _BENEATH, rule, 0)
+            finally:
+                os.close(folder)
+        libc = ctypes.CDLL(None)
+        libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)  # Else only root may restrict.
+        _call(_RESTRICT_SELF, ruleset, 0)
+    finally:
+        os.close(ruleset)
+
+
+def _call(number: int, *arguments: int | bytes | None) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    words = (
+        ctypes.c_long(each) if isinstance(each, int) else each for each in arguments
+    )
+    result: int = libc.syscall(ctypes.c_long(number), *words)
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return result

@@ -52,7 +52,6 @@ class Recorder:
         self._file.write(f"{text}\n")
 
     def note_moment(self, kind: str, job: Job, **values: Any) -> None:
-        """Record the values of everything."""
         if kind != "stop" or not self._plan.is_killed:
             flush_opened_files()
         parts = [part for state in job.states for part in state.parts()]
@@ -77,7 +76,6 @@ class Recorder:
         )
 
     def variables(self, job: Job, *, only: Sequence[str] = ()) -> dict[str, Any]:
-        """Return the plain variables, or some of them."""
         registered = {id(each) for state in job.states for each in objects_of(state)}
         return plain_variables(self._root, registered=registered, only=only)
 

@@ -4,23 +4,211 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Generator, Sequence
+import signal
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from elasticrun.check.runs.active_run import OBSERVER, TEMPORARY, ActiveRun
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.plan import Limits, Plan
 from elasticrun.check.runs.routes import Route
 from elasticrun.check.runs.source import WORK, ProgramSource, copy_source, own_arguments
+from elasticrun.errors import STOPPED
 from elasticrun.launcher import environment, processes
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks.imports import imports_of
 from elasticrun.launcher.forks.starter import Starter
-from elasticrun.launcher.options import Program
+from elasticrun.launcher.forks.waiting import WaitingReplica, discard_all
+from elasticrun.launcher.nodes.nodes import LOOPBACK, Round
+from elasticrun.launcher.options import Options, Program, Replicas
+from elasticrun.launcher.supervisor.causes import Ending, first_cause
+from elasticrun.launcher.supervisor.generation import Generation, Member
+from elasticrun.launcher.supervisor.orders import make_orders
+from elasticrun.launcher.supervisor.watchdog import HangClock, Watchdog
+from elasticrun.replicas.wire import Message
+
+OBSERVER = "elasticrun.check.replica.observing"
+TEMPORARY = "tmp"
+_MOST_LINES = 2000
+_TIMES_BEFORE_TRAINING = 5
 
 
 class EngineError(Exception):
     """No replica can be started at all."""
+
+
+class ActiveRun:
+    """Runs the script along one route, as the subscriber of its generations.
+
+    Args:
+        plan: Of all legs, but for what differs between them.
+        on_change: Called when other replicas run than before.
+        hang_timeout: Seconds without a boundary after which a generation is ended.
+
+    Attributes:
+        groups: The process groups of its replicas that run.
+        is_over: Whether it has come to its end, or to a failure.
+    """
+
+    def __init__(
+        self,
+        run: CheckedRun,
+        *,
+        plan: Plan,
+        program: Program,
+        loop: EventLoop,
+        starter: Starter,
+        on_change: Callable[[], None],
+        hang_timeout: float,
+    ) -> None:
+        self.run = run
+        self.groups: list[int] = []
+        self.is_over = False
+        self._plan = plan
+        self._program = program
+        self._loop = loop
+        self._starter = starter
+        self._on_change = on_change
+        self._hang_timeout = hang_timeout
+        self._leg = 0
+        self._began_at = 0.0
+        self._generation: Generation | None = None
+        self._clock = HangClock(None)
+        self._watchdog = Watchdog(loop, lambda _: None, self._clock, grace=0.0)
+
+    @property
+    def _size(self) -> int:
+        return self.run.route.sizes[self._leg]
+
+    def begin_leg(self) -> None:
+        self._starter.fork(self._size, self._start)
+
+    def abandon(self) -> None:
+        """Kill what runs, and let nothing follow."""
+        self.is_over = True
+        if self._generation is not None:
+            self._generation.kill()
+
+    def _start(self, replicas: list[WaitingReplica]) -> None:
+        if self.is_over:
+            discard_all(replicas)
+            return
+        route, leg, size = self.run.route, self._leg, self._size
+        self._began_at = self._began_at or time.monotonic()
+        self.run.last_leg = leg
+        options = self._options(size)
+        plan = replace(
+            self._plan, leg=leg, until=route.end_of(leg), is_killed=route.is_killed
+        )
+        round_ = Round(leg, size, 0, size, LOOPBACK, replicas[0].ports[0])
+        orders = make_orders(options, round_)
+        self.run.output = {}
+        generation = self._generation = Generation(
+            replicas,
+            number=leg,
+            offset=0,
+            loop=self._loop,
+            log_dir=options.log_dir,
+            audience=self,
+            subscriber=self,
+        )
+        self.groups = [member.pid for member in generation.members]
+        self._on_change()
+        # Until it trains, a program may import and prepare for long.
+        self._clock.setting = _TIMES_BEFORE_TRAINING * self._hang_timeout
+        self._watchdog.begin(generation)
+        generation.start([_observed(order, plan, self.run.trace) for order in orders])
+
+    def _options(self, size: int) -> Options:
+        folder = Path(self._plan.checkpoints)
+        return Options(
+            program=self._program,
+            replicas=Replicas(size, size, size),
+            name="check",
+            is_named=False,
+            checkpoint_dir=folder,
+            local_dir=folder,
+            log_dir=self.run.folder / "logs",
+        )
+
+    # As a subscriber.
+
+    def on_output(self, rank: int, line: bytes, *, is_error: bool) -> None:
+        del is_error
+        lines = self.run.output.setdefault(rank, [])
+        lines.append(line.decode("utf-8", "replace").rstrip("\n"))
+        del lines[:-_MOST_LINES]
+
+    def on_report(self, member: Member) -> None:
+        """Lose patience sooner, now that the program trains."""
+        if member.report["has_trained"]:
+            self._clock.setting = self._hang_timeout
+
+    def on_log_failure(self, rank: int, error: OSError) -> None:
+        """Go on without the log: the last lines are kept here, too."""
+
+    def on_trouble(self) -> None:
+        self._watchdog.on_trouble()
+
+    def on_all_ended(self) -> None:
+        """Go on with the next generation if this one ended as it should."""
+        generation, self._generation = self._generation, None
+        assert generation is not None
+        reason = self._watchdog.reason
+        self._watchdog.end()
+        self.groups = []
+        self._on_change()
+        if self.is_over:
+            return
+        self.run.seconds = time.monotonic() - self._began_at
+        _judge(self.run, self._leg, generation.endings, reason)
+        self._leg += 1
+        if self.run.has_finished and self._leg < len(self.run.route.sizes):
+            self.begin_leg()
+        else:
+            self.is_over = True
+
+
+def _observed(order: Message, plan: Plan, trace: Path) -> Message:
+    """Return an order with what a check adds to it."""
+    # Sums must not depend on how many threads shared the work.
+    variables = {
+        "ELASTICRUN_TRACE": str(trace),
+        "ELASTICRUN_RESCUE": "off",  # It compares what checkpoints bring back.
+        "PYTHONDONTWRITEBYTECODE": "1",
+        # Beside the runs' folders: paths of sockets in it must be short.
+        "TMPDIR": str(trace.parents[1] / TEMPORARY),
+    }
+    variables["OMP_NUM_THREADS"] = "1"
+    return {
+        **order,
+        "environment": {**order["environment"], **variables},
+        "num_threads": 1,
+        "observer": OBSERVER,
+        "plan": plan.encode(),
+    }
+
+
+def _judge(run: CheckedRun, leg: int, endings: list[Ending], reason: str) -> None:
+    """Note how a leg ended, unless it ended as it should."""
+    if reason:
+        run.hang = reason
+        return
+    codes = [ending.code for ending in endings]
+    until = run.route.end_of(leg)
+    if until is None:
+        is_expected = not any(codes)
+    elif run.route.is_killed:  # The first one to die may take others along.
+        is_expected = -signal.SIGKILL in codes
+    else:
+        is_expected = set(codes) == {STOPPED}
+    if is_expected:
+        return
+    if until is not None and not any(codes):
+        run.missed = until
+        return
+    run.failure = first_cause(endings) or endings[0]
 
 
 class Engine:
@@ -28,7 +216,6 @@ class Engine:
 
     Args:
         folder: Where the runs' folders go, and their temporary files.
-        hang_timeout: Seconds without a boundary after which a generation is ended.
     """
 
     def __init__(
@@ -71,17 +258,11 @@ class Engine:
         processes.kill_children(but=set(), patience=processes.CLEANING_SECONDS)
 
     def run_each(
-        self,
-        routes: Sequence[Route],
-        *,
-        watched: Sequence[str] = (),
+        self, routes: Sequence[Route], *, watched: Sequence[str] = ()
     ) -> Generator[CheckedRun, None, None]:
         """Run the script along each route, and yield the runs in their order.
 
         Several at once if there are cores for it.
-
-        Raises:
-            EngineError: No replica can be started.
         """
         waiting = list(routes)
         under_way: list[ActiveRun] = []

@@ -35,8 +35,6 @@ class Moment(NamedTuple):
     Attributes:
         fields: Every field of the registered states.
         files: The files that differ from the start of the run; None for gone ones.
-        variables: The program's plain variables.
-        states: The names of the states.
     """
 
     key: Key

@@ -29,8 +29,6 @@ class ProgramSource:
     """Where the program is, and what of it a scratch copy has.
 
     Attributes:
-        directory: The working directory.
-        script: The script's path.
         linked: Folders and files, relative to the directory, that are linked in.
         writable: Folders outside of the copy in which the program may write.
     """
@@ -51,16 +49,11 @@ class ProgramSource:
 
     @property
     def is_script_inside(self) -> bool:
-        """Whether the script is in the working directory or below it."""
         return self.script.is_relative_to(self.directory)
 
 
 def find_source(
-    script: str,
-    *,
-    directory: str,
-    linked: Sequence[str],
-    writable: Sequence[str] = (),
+    script: str, *, directory: str, linked: Sequence[str], writable: Sequence[str] = ()
 ) -> ProgramSource:
     """Return what to copy, after a look at how much it is."""
     if not os.path.isfile(script):

@@ -1,4 +1,4 @@
-"""Durable files: the only module of the package that writes files."""
+"""Durable files, known by size and checksum: the only module that writes files."""
 
 from __future__ import annotations
 
@@ -9,26 +9,158 @@ import io
 import mmap
 import os
 import shutil
+import stat
 import zlib
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import BinaryIO, NamedTuple, TextIO
 
-from elasticrun.checkpoint.files.recorded import (
-    BLOCK_SIZE,
-    FileRecord,
-    compare,
-    identity_of,
-    open_plain,
-    open_recorded,
-)
 from elasticrun.checkpoint.files.streams import ChecksumWriter, write_through
+from elasticrun.errors import CheckpointError
 
 WRITE_SIZE = 16 << 20
 TEMPORARY_SUFFIX = ".tmp"
 _LARGEST_START = 64 << 10
 TAIL_SIZE = 1024  # Bytes before a cut by which a file is known again.
 _BEGIN_WRITING = 2  # Linux's SYNC_FILE_RANGE_WRITE: begin, and wait for nothing.
+BLOCK_SIZE = 1 << 20
+LARGEST_SMALL_FILE = 64 << 20  # A manifest lists some 600,000 files in as much.
+
+
+class DamagedFileError(CheckpointError):
+    """A file's content is not what was written: it is missing, torn or changed."""
+
+
+class FileRecord(NamedTuple):
+    """What a file must hold to be the one that was written."""
+
+    name: str
+    size: int
+    crc32: int
+
+
+def open_checked(path: Path, record: FileRecord) -> BinaryIO:
+    """Open a file for reading once its size and checksum have been found right."""
+    with ExitStack() as closed_on_error:
+        file = closed_on_error.enter_context(open_recorded(path, record))
+        # Before it is read: it may be a huge hole.
+        check_size(path, record, os.fstat(file.fileno()).st_size)
+        size, crc32 = _measure(file)
+        compare(path, record, size=size, crc32=crc32)
+        file.seek(0)
+        closed_on_error.pop_all()
+    return file
+
+
+def read_small(path: Path) -> bytes:
+    """Return the content of a plain file that is to be read into memory."""
+    try:
+        with open(path, "rb", opener=open_plain) as file:
+            check_small(path, os.fstat(file.fileno()).st_size)
+            return file.read(LARGEST_SMALL_FILE)
+    except ValueError as error:
+        raise DamagedFileError(str(error)) from error
+
+
+def check_small(path: object, size: int) -> None:
+    """Refuse to read a file into memory that is far too large."""
+    if size > LARGEST_SMALL_FILE:
+        raise DamagedFileError(
+            f"{path} has {size} bytes, more than the {LARGEST_SMALL_FILE} that "
+            "elasticrun ever writes there."
+        )
+
+
+def measure_file(path: Path) -> FileRecord:
+    """Return what a plain file holds, whoever has written it."""
+    with open(path, "rb", opener=open_plain) as file:
+        size, crc32 = _measure(file)
+    return FileRecord(path.name, size, crc32)
+
+
+def compare(path: object, record: FileRecord, *, size: int, crc32: int) -> None:
+    """Refuse a file that does not hold what was written."""
+    check_size(path, record, size)
+    if crc32 != record.crc32:
+        raise DamagedFileError(
+            f"{path} has the checksum {crc32:08x}, but {record.crc32:08x} was written."
+        )
+
+
+def check_size(path: object, record: FileRecord, size: int | None) -> None:
+    """Refuse a file that is not as large as what was written; None: it is missing."""
+    if size is None:
+        raise missing_error(path, record)
+    if size != record.size:
+        raise DamagedFileError(
+            f"{path} has {size} bytes, but {record.size} were written."
+        )
+
+
+def missing_error(path: object, record: FileRecord) -> DamagedFileError:
+    """Return the error for a file that is not there."""
+    return DamagedFileError(f"{path} is missing; it had {record.size} bytes.")
+
+
+def open_recorded(path: Path, record: FileRecord) -> io.BufferedReader:
+    """Open a file for reading that must be there, and be a plain one."""
+    try:
+        return open(path, "rb", opener=open_plain)
+    except FileNotFoundError as error:
+        raise missing_error(path, record) from error
+    except ValueError as error:
+        raise DamagedFileError(str(error)) from error
+
+
+def _measure(file: io.BufferedReader) -> tuple[int, int]:
+    size = crc32 = 0
+    block = memoryview(bytearray(BLOCK_SIZE))
+    while num_bytes := file.readinto(block):
+        size += num_bytes
+        crc32 = zlib.crc32(block[:num_bytes], crc32)
+    return size, crc32
+
+
+def identity_of(status: os.stat_result) -> tuple[int, int]:
+    """Return the device and inode of a file."""
+    return status.st_dev, status.st_ino
+
+
+def read_end(path: Path, most: int) -> bytes:
+    """Return the last bytes of a plain file, all if there are not more than `most`."""
+    with open(path, "rb", opener=open_plain) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+        return file.read(most)
+
+
+def open_plain(path: str, flags: int) -> int:
+    """Open a plain file only: no link that leads elsewhere, no pipe to hang on.
+
+    And none that another user has put there: it belongs to this user, to root, or to
+    the owner of its folder, as all do where a file server maps users.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError(f"{path} is a link, not a plain file.") from error
+        raise
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{path} is not a plain file.")
+        if status.st_uid not in (os.geteuid(), 0):
+            owner = os.stat(os.path.dirname(path) or os.curdir).st_uid
+            if status.st_uid != owner:
+                raise ValueError(
+                    f"{path} belongs to user {status.st_uid}, neither to this one "
+                    f"({os.geteuid()}) nor to the owner of its folder ({owner})."
+                )
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def write_file(path: Path, write: Callable[[BinaryIO], object]) -> FileRecord:
@@ -39,7 +171,6 @@ def write_file(path: Path, write: Callable[[BinaryIO], object]) -> FileRecord:
 
     Args:
         path: A file that does not exist; two writers of one file would mix.
-        write: Gets a stream to write to, which cannot seek.
     """
     with open(path, "xb") as file:
         writer = write_through(ChecksumWriter(file.write), write)
@@ -104,12 +235,6 @@ class AppendedFile:
     """A file that is appended to without a buffer, and may be cut; not durable by it.
 
     Forks of this process may append, too.
-
-    Attributes:
-        identity: Its device and inode.
-
-    Raises:
-        OSError: It cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -124,7 +249,6 @@ class AppendedFile:
 
     @property
     def size(self) -> int:
-        """How many bytes it has."""
         return self._shared[0]
 
     @property
@@ -133,7 +257,6 @@ class AppendedFile:
         return self._shared[1] != 0
 
     def append(self, data: bytes) -> None:
-        """Write all of it to the end."""
         expected = self.size
         try:
             while data:
@@ -171,12 +294,7 @@ class AppendedFile:
 
 
 class OverwrittenFile:
-    """A small file that is overwritten in one write, which a kill does not tear.
-
-    Raises:
-        ValueError: There is something else than a plain file: a link, a pipe.
-        OSError: It cannot be opened.
-    """
+    """A small file that is overwritten in one write, which a kill does not tear."""
 
     def __init__(self, path: Path) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC

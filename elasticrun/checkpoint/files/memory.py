@@ -41,7 +41,6 @@ class Captured:
 
     @property
     def size(self) -> int:
-        """The number of bytes."""
         return sum(map(len, self.blocks))
 
     def compute_checksum(self) -> None:
@@ -93,11 +92,7 @@ class Memory:
         return Captured(list(self._blocks(begin, self._end)))
 
     def append(self, data: memoryview) -> None:
-        """Copy bytes to the end of what is being captured.
-
-        Raises:
-            NoMemoryLeftError: They do not fit.
-        """
+        """Copy bytes to the end of what is being captured."""
         if not data.nbytes:  # What has no elements cannot be cast.
             return
         data = data.cast("B")

@@ -12,8 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from elasticrun.checkpoint.files.durable import TEMPORARY_SUFFIX, fsync_directory
-from elasticrun.checkpoint.files.recorded import open_plain
+from elasticrun.checkpoint.files.durable import (
+    TEMPORARY_SUFFIX,
+    fsync_directory,
+    open_plain,
+)
 from elasticrun.checkpoint.files.streams import ErrorKeepingWriter, write_through
 
 _LONGEST = 200  # Bytes of a name, so that the temporary one fits into 255.
@@ -25,9 +28,6 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
     A crash or an error leaves the old content or the new, or no file if there was
     none. Several may write at once, and each result is whole. The mode of a file that
     is there is kept, also while its successor is written, and a link stays a link.
-
-    Args:
-        write: Gets a stream to write to, which cannot seek.
     """
     path = Path(os.path.realpath(path))
     mode = _mode_of_file(path)

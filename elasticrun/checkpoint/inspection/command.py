@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -83,11 +82,9 @@ def _refuse_mistyped(word: str) -> None:
     """Refuse a word in the place of a directory that is rather a mistyped action."""
     if os.sep in word or "~" in word or os.path.exists(word):
         return
-    similar = difflib.get_close_matches(word, _ACTIONS, n=1)
-    hint = f" Did you mean {similar[0]!r}?" if similar else ""
     raise InspectionError(
         f"{word}: there is no such directory, and no such action (they are "
-        f"{', '.join(_ACTIONS)}).{hint}"
+        f"{', '.join(_ACTIONS)})."
     )
 
 
@@ -117,12 +114,12 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
 
 def _add_show(parser: argparse.ArgumentParser) -> None:
     _add_json(parser)
-    _add_checkpoint(parser, "which", "N")
+    _add_checkpoint(parser)
     parser.add_argument("state", nargs="?", metavar="STATE", help="only this one")
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
-    _add_checkpoint(parser, "which", "N")
+    _add_checkpoint(parser)
     add = parser.add_argument
     add(
         "target",
@@ -134,9 +131,9 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     add("--force", action="store_true", help="replace an existing file")
 
 
-def _add_checkpoint(parser: argparse.ArgumentParser, name: str, symbol: str) -> None:
+def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
     text = f"a number, {NEWEST!r}, or the path or URL of a checkpoint"
-    parser.add_argument(name, metavar=symbol, help=text)
+    parser.add_argument("which", metavar="N", help=text)
 
 
 def _list(arguments: argparse.Namespace) -> Iterator[str]:
@@ -152,14 +149,14 @@ def _verify(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def _show(arguments: argparse.Namespace) -> Iterator[str]:
-    from elasticrun.checkpoint.inspection.display import show
+    from elasticrun.checkpoint.inspection.contents import show
 
     checkpoint = choose_checkpoint(_storage(arguments), arguments.which)
     return show(checkpoint, arguments.state, as_json=arguments.json)
 
 
 def _export(arguments: argparse.Namespace) -> Iterator[str]:
-    from elasticrun.checkpoint.inspection.exporting import export_state
+    from elasticrun.checkpoint.inspection.contents import export_state
 
     target = local_path(arguments.target, what="export")
     if target.exists() and not arguments.force:

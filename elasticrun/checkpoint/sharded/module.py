@@ -15,10 +15,11 @@ from torch.distributed.tensor import DTensor
 from elasticrun.checkpoint.sharded.layout import (
     Description,
     Layout,
+    TensorSource,
     describe,
+    fill,
     make_layout,
 )
-from elasticrun.checkpoint.sharded.resharding import TensorSource, fill
 from elasticrun.checkpoint.states.nested import leaves_by_path, map_paths
 from elasticrun.checkpoint.states.shards import Chunk, OpenFile, SavedState, ShardReader
 from elasticrun.checkpoint.states.state import BaseState
@@ -163,12 +164,7 @@ class ShardedModuleState(ShardedState):
 
 
 class _Chunks(BaseState):
-    """The chunks that this replica writes of a sharded state.
-
-    Attributes:
-        tensors: By their paths, as they are at this boundary.
-        own: The chunks of this rank, in the order of its file.
-    """
+    """The chunks that this replica writes of a sharded state."""
 
     is_per_replica = True
 

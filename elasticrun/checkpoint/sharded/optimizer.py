@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, empty
 from torch.optim import Optimizer
 
+from elasticrun.checkpoint.sharded.layout import TensorSource, fill
 from elasticrun.checkpoint.sharded.module import ShardedState
-from elasticrun.checkpoint.sharded.resharding import TensorSource, fill
 from elasticrun.checkpoint.states.nested import map_paths
 from elasticrun.checkpoint.states.optimizer import (
     check_entries,

@@ -53,11 +53,7 @@ def check_alike(name: str, target: Any, values: Any) -> None:
 
 
 def try_rates(target: Any) -> None:
-    """Compute the rates with which a loaded scheduler of torch's goes on.
-
-    Raises:
-        Exception: Whatever its next step would raise.
-    """
+    """Compute the rates with which a loaded scheduler of torch's goes on."""
     if not type(target).__module__.startswith("torch."):
         return
     for inner in getattr(target, "_schedulers", ()):

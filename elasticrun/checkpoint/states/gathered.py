@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from elasticrun.checkpoint.draft import Checkpoint, Draft
-from elasticrun.checkpoint.files.recorded import DamagedFileError, FileRecord
+from elasticrun.checkpoint.files.durable import DamagedFileError, FileRecord
 from elasticrun.checkpoint.states.state import (
     RANKS_A_FILE,
     BaseState,

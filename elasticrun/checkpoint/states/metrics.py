@@ -40,10 +40,6 @@ class MetricState(StatefulState):
 
     Args:
         module: The one whose names its state has, if the target is a wrapper of that.
-
-    Raises:
-        CheckpointError: A metric does not say how its states are merged, and there are
-            several replicas.
     """
 
     def __init__(

@@ -28,7 +28,6 @@ class ModuleMemory:
     forward pass: they are copied, if they have changed since the last copy.
 
     Args:
-        name: What the module is called in checkpoints.
         has_common_statistics: Whether the averages in BatchNorms are the same on all
             replicas, or this is the replica whose averages are saved.
 
@@ -57,12 +56,7 @@ class ModuleMemory:
         self._wait = False
 
     def remember(self) -> Callable[[], None]:
-        """Return what puts the module back.
-
-        Raises:
-            CannotRescueError: Its state is more than its tensors. When it is put back:
-                a parameter has changed.
-        """
+        """Return what puts the module back."""
         if self._parameters is None:
             self._check()
             self._parameters = _Watched(list(self._module.parameters()))

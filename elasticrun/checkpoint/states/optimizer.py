@@ -185,7 +185,6 @@ def check_entries(
 
     Args:
         values: By the numbers of parameters, as `Optimizer.state_dict` has them.
-        names: The parameters' names, if they have any.
     """
     step = type(optimizer).step
     if not f"{step.__module__}.".startswith("torch.optim."):

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from elasticrun.checkpoint.files.recorded import DamagedFileError
+from elasticrun.checkpoint.files.durable import DamagedFileError
 from elasticrun.checkpoint.states.nested import map_paths
 from elasticrun.checkpoint.states.state import replica_file_name
 from elasticrun.errors import CheckpointError
@@ -32,7 +32,6 @@ class Chunk(NamedTuple):
     """One block of a tensor, and where its bytes are.
 
     Attributes:
-        rank: Whose file it is in.
         start: Its first byte there.
         offsets: Its first index in each dimension of the tensor.
     """
@@ -133,7 +132,6 @@ class ShardReader:
     All that reads raises a CheckpointError if a file is missing, damaged or too short.
 
     Args:
-        name: The state's.
         open_file: Opens a file of the checkpoint once its checksum was found right.
     """
 

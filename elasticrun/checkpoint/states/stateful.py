@@ -56,12 +56,7 @@ class Stateful(Protocol):
 
 
 class StatefulState(BaseState):
-    """Keeps any object that has `state_dict` and `load_state_dict`.
-
-    Raises:
-        CheckpointError: It is sharded in a way that cannot be saved; or a module or an
-            optimizer without memory, so that nothing could be loaded into it.
-    """
+    """Keeps any object that has `state_dict` and `load_state_dict`."""
 
     takes_shards = False  # Whether its tensors may be DTensors.
 
@@ -80,7 +75,6 @@ class StatefulState(BaseState):
         )
 
     def save(self, fileobj: BinaryIO) -> None:
-        """Write the object's state dictionary with `torch.save`."""
         save_values_of(self, self.values_to_save(), fileobj)
 
     def begin_save(self) -> tuple[Callable[[BinaryIO], object], bool]:
@@ -171,7 +165,6 @@ class StatefulState(BaseState):
         }
 
     def values_to_save(self) -> Any:
-        """Return what is written."""
         return self.target.state_dict()
 
     @property
@@ -199,7 +192,6 @@ class StatefulState(BaseState):
         self.set_values(values)
 
     def set_values(self, values: Any) -> None:
-        """Give the object loaded values."""
         check_alike(self.name, self.target, values)
         try:
             with keeping_dtypes(self.target):
@@ -337,8 +329,7 @@ def _digest_of(values: Any) -> str:
     digest = hashlib.sha256()
     with suppress(RecursionError):
         map_paths(
-            values,
-            lambda path, leaf: digest.update(f"{path}={_text(leaf)};".encode()),
+            values, lambda path, leaf: digest.update(f"{path}={_text(leaf)};".encode())
         )
     return digest.hexdigest()
 

@@ -158,18 +158,12 @@ def load_values(fileobj: BinaryIO, *, is_copied: bool = False) -> Any:
     Args:
         is_copied: Whether the tensors may be the file's own pages, from which they are
             only copied, in a third of the time.
-
-    Raises:
-        UnsafeValuesError: A value is none that could be read like that.
     """
     path = _path_of_open(fileobj) if is_copied else None
     source: Any = fileobj if path is None else path
     _allow_uninitialized()
     try:
-        with (
-            warnings.catch_warnings(),
-            torch.sparse.check_sparse_tensor_invariants(),
-        ):
+        with warnings.catch_warnings(), torch.sparse.check_sparse_tensor_invariants():
             warnings.filterwarnings("ignore", "Validating sparse tensor invariants")
             # Said outright, so that no variable of the environment can say otherwise.
             values = torch.load(

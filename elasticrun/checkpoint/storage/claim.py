@@ -36,7 +36,6 @@ class Claim:
     """The content of a claim: who owns the place.
 
     Attributes:
-        token: Tells it from every other.
         machine: Of the owner: where its process number means something.
         renewals: Counts up while the owner lives.
         time: Of the last one, by the owner's clock.
@@ -54,7 +53,6 @@ class Claim:
 
     @classmethod
     def decode(cls, data: bytes) -> Claim:
-        """Return what `encode` wrote."""
         try:
             fields = json.loads(data)
             return cls(**{**fields, "owner": OwnerProcess(**fields["owner"])})
@@ -62,7 +60,6 @@ class Claim:
             raise ValueError(f"no claim: {error!r}") from error
 
     def encode(self) -> bytes:
-        """Return it as JSON."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @property

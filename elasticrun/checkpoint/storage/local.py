@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from elasticrun.checkpoint.files import durable, recorded
+from elasticrun.checkpoint.files import durable
+from elasticrun.checkpoint.files.durable import FileRecord
 from elasticrun.checkpoint.files.memory import Captured
-from elasticrun.checkpoint.files.recorded import FileRecord
 from elasticrun.checkpoint.manifest import DRAFT_NAME, MANIFEST_NAME
 from elasticrun.checkpoint.storage.lock import DirectoryLock, OwnerProcess, find_owner
 from elasticrun.checkpoint.storage.storage import (
@@ -55,7 +55,7 @@ class LocalStorage(Storage):
         return _retry(lambda: os.listdir(self._directory))
 
     def read(self, *names: str) -> bytes:
-        return _retry(lambda: recorded.read_small(self.locate(*names)))
+        return _retry(lambda: durable.read_small(self.locate(*names)))
 
     def replace(self, name: str, data: bytes) -> None:
         durable.write_atomically(self.locate(name), data)
@@ -127,7 +127,7 @@ class LocalStorage(Storage):
 
     def open_checked(self, folder: str, record: FileRecord) -> BinaryIO:
         path = self.locate(folder, record.name)
-        return _retry(lambda: recorded.open_checked(path, record))
+        return _retry(lambda: durable.open_checked(path, record))
 
     def find_sizes(self, folder: str, names: Iterable[str]) -> dict[str, int | None]:
         names = tuple(names)  # Not their paths: a garbage collection would follow.

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from elasticrun.checkpoint.files import durable
-from elasticrun.checkpoint.files.recorded import identity_of, open_plain
+from elasticrun.checkpoint.files.durable import identity_of, open_plain
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.errors import CheckpointError, CheckpointWarning, warn_at_program
 
@@ -211,11 +211,6 @@ def lock_file(path: Path, *, is_shared: bool = False) -> io.FileIO:
 
     Args:
         is_shared: Whether others may share the lock.
-
-    Raises:
-        LockedError: Somebody holds it.
-        ValueError: There is something else than a plain file: a link, a pipe.
-        OSError: It cannot be opened, or not be locked.
     """
     file = durable.open_shared(path)
     try:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
-from elasticrun.checkpoint.files.recorded import BLOCK_SIZE
+from elasticrun.checkpoint.files.durable import BLOCK_SIZE
 from elasticrun.checkpoint.files.streams import ChecksumWriter, write_through
 from elasticrun.checkpoint.storage.place import RemotePath
 from elasticrun.checkpoint.storage.storage import StoreUnreachableError
@@ -34,7 +34,6 @@ class Objects:
         self._root = root.rstrip("/")
 
     def get(self, name: str) -> bytes:
-        """Return an object's content."""
         with self._raising_oserrors(name):
             return bytes(self._system.cat_file(self._path(name)))
 

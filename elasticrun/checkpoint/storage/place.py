@@ -23,12 +23,10 @@ class RemotePath(os.PathLike[str]):
 
     @property
     def name(self) -> str:
-        """What follows the last slash."""
         return self.url.rpartition("/")[2]
 
     @property
     def parent(self) -> RemotePath:
-        """What precedes it."""
         return RemotePath(self.url.rpartition("/")[0])
 
     def __truediv__(self, name: str) -> RemotePath:

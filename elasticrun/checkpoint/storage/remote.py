@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from elasticrun.checkpoint.files.recorded import (
+from elasticrun.checkpoint.files.durable import (
     FileRecord,
     check_small,
     compare,

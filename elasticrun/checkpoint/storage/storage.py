@@ -12,8 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import BinaryIO
 
+from elasticrun.checkpoint.files.durable import FileRecord
 from elasticrun.checkpoint.files.memory import Captured
-from elasticrun.checkpoint.files.recorded import FileRecord
 from elasticrun.checkpoint.storage.lock import OwnerProcess
 from elasticrun.checkpoint.storage.place import Place
 
@@ -28,8 +28,9 @@ class StoreUnreachableError(OSError):
 class Storage(ABC):
     """Keeps the checkpoints of one job at one place.
 
-    What cannot be written or read raises an OSError; a FileNotFoundError says that it
-    is known to be absent.
+    What cannot be written, read or told raises an OSError; a FileNotFoundError says
+    that it is known to be absent, a DamagedFileError that it is not what was written.
+    Whoever would write where another job has taken over gets a CheckpointError.
     """
 
     @property
@@ -49,9 +50,6 @@ class Storage(ABC):
 
         Args:
             timeout: Seconds to wait for an owner, which may be about to exit.
-
-        Raises:
-            CheckpointError: Another live job has it, or it cannot be written.
         """
 
     @abstractmethod
@@ -60,11 +58,7 @@ class Storage(ABC):
 
     @abstractmethod
     def find_owner(self) -> OwnerProcess | None:
-        """Return who uses it now, without taking it.
-
-        Raises:
-            OSError: It cannot be told.
-        """
+        """Return who uses it now, without taking it."""
 
     @abstractmethod
     def folder_of_lost_owner(self) -> str | None:
@@ -78,11 +72,7 @@ class Storage(ABC):
 
     @abstractmethod
     def read(self, *names: str) -> bytes:
-        """Return the content of a small file.
-
-        Raises:
-            DamagedFileError: It is no plain file, or far too large.
-        """
+        """Return the content of a small file."""
 
     @abstractmethod
     def replace(self, name: str, data: bytes) -> None:
@@ -92,20 +82,11 @@ class Storage(ABC):
 
     @abstractmethod
     def begin(self, folder: str) -> None:
-        """Make a draft without files; one that was left there goes.
-
-        Raises:
-            CheckpointError: Another job has taken this over.
-            FileExistsError: What is there is not elasticrun's.
-        """
+        """Make a draft without files; one that was left there goes."""
 
     @abstractmethod
     def is_draft(self, folder: str) -> bool:
-        """Return whether a folder was begun, or is being removed, by elasticrun.
-
-        Raises:
-            OSError: It cannot be told.
-        """
+        """Return whether a folder was begun, or is being removed, by elasticrun."""
 
     @abstractmethod
     def has(self, folder: str) -> bool:
@@ -116,18 +97,11 @@ class Storage(ABC):
         """Put the manifest, durably, after all other files: it makes the folder count.
 
         `DRAFT_NAME` goes then; one that cannot be removed does not matter.
-
-        Raises:
-            CheckpointError: Another job has taken this over.
         """
 
     @abstractmethod
     def remove(self, folder: str) -> None:
-        """Remove a folder in any condition; half a removal leaves a draft.
-
-        Raises:
-            CheckpointError: Another job has taken this over.
-        """
+        """Remove a folder in any condition; half a removal leaves a draft."""
 
     @abstractmethod
     def measure_folder(self, folder: str) -> int:
@@ -147,35 +121,21 @@ class Storage(ABC):
 
     @abstractmethod
     def copy(self, source: str, folder: str, record: FileRecord) -> FileRecord:
-        """Copy a file from one folder to another, and check it against its record.
-
-        Raises:
-            DamagedFileError: The source is not what `record` says.
-        """
+        """Copy a file from one folder to another, and check it against its record."""
 
     def verify(self, folder: str, record: FileRecord) -> None:
-        """Read every byte of a file.
-
-        Raises:
-            DamagedFileError: It is missing, or not what `record` says.
-        """
+        """Read every byte of a file."""
         self.open_checked(folder, record).close()
 
     @abstractmethod
     def open_checked(self, folder: str, record: FileRecord) -> BinaryIO:
-        """Open a file for reading once its size and checksum have been found right.
-
-        Raises:
-            DamagedFileError: It is missing, or not what `record` says.
-        """
+        """Open a file for reading once its size and checksum have been found right."""
 
     @abstractmethod
     def find_sizes(self, folder: str, names: Iterable[str]) -> dict[str, int | None]:
         """Return the size of each of these files, None for what is not there.
 
-        Raises:
-            OSError: It cannot be told. Whoever removes what has no manifest must not
-                take an unreachable one for none.
+        Whoever removes what has no manifest must not take an unreachable one for none.
         """
 
 

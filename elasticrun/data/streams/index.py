@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from elasticrun.checkpoint.files.durable import write_anew
-from elasticrun.checkpoint.files.recorded import open_plain
+from elasticrun.checkpoint.files.durable import open_plain, write_anew
 from elasticrun.errors import ElasticRunError
 from elasticrun.logger import Logger
 

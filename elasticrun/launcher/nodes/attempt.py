@@ -17,7 +17,6 @@ class Attempt:
 
     Args:
         number: Of the attempt, from 0 in each round.
-        node: This node's number, of `num_nodes`.
         hosts: Names of nodes that are known from before.
 
     Attributes:
@@ -42,7 +41,6 @@ class Attempt:
         self._heard: set[tuple[int, str]] = set()
 
     def read(self, message: Message) -> None:
-        """Take what the others have noted."""
         self._notes = {int(node): note for node, note in message["notes"].items()}
         for node, note in self._notes.items():
             if "host" in note:
@@ -63,23 +61,19 @@ class Attempt:
 
     @property
     def is_agreed(self) -> bool:
-        """Whether all nodes have made their offers."""
         notes = (self.own, *self._notes.values())
         return self._notes.keys() == self._others and all("offer" in n for n in notes)
 
     @property
     def offers(self) -> list[Offer]:
-        """The offers of all nodes, by number."""
         return [Offer.decode(note["offer"]) for note in self._in_order()]
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses at which nodes reach each other, by number."""
         return [str(note["address"]) for note in self._in_order()]
 
     @property
     def names(self) -> list[str]:
-        """The names of all nodes' machines, by number."""
         return [str(note["host"]) for note in self._in_order()]
 
     def _in_order(self) -> list[Note]:
@@ -128,7 +122,6 @@ class Attempt:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """How it ended on the other nodes, as far as they have said."""
         return [
             Verdict.decode(note["ending"], node=self.label(node))
             for node, note in sorted(self._notes.items())
@@ -137,7 +130,6 @@ class Attempt:
 
     @property
     def stop_requests(self) -> set[str]:
-        """The kinds of stop that any node has requested."""
         notes = (self.own, *self._notes.values())
         return {str(note["stop"]["kind"]) for note in notes if "stop" in note}
 

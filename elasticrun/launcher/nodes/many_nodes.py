@@ -53,7 +53,6 @@ class ManyNodes:
 
     Args:
         name: Of the job; jobs of other names do not see each other.
-        say: Called with what the user should know.
 
     Attributes:
         round: What all nodes started last; None before the first generation.

@@ -25,13 +25,9 @@ class Offer:
     """What a node brings into the next generation.
 
     Attributes:
-        share: Its number of replicas.
         ports: Where its first replica could serve the store: on loopback, and at the
             address that other nodes reach.
         number: Of the generation, as far as this node knows.
-        has_trained: Whether a batch was trained since the job's start.
-        newest_at_crash: The newest checkpoint at the last crash.
-        num_used: Restarts without a newer checkpoint so far.
     """
 
     share: int
@@ -42,12 +38,10 @@ class Offer:
     num_used: int = 0
 
     def encode(self) -> dict[str, Any]:
-        """Return what `decode` takes, as plain values."""
         return asdict(self)
 
     @classmethod
     def decode(cls, values: Mapping[str, Any]) -> Offer:
-        """Return the offer that another node has made."""
         return cls(**{**values, "ports": tuple(values["ports"])})
 
 
@@ -87,7 +81,6 @@ class Round:
     num_used: int = 0
 
     def describe(self) -> str:
-        """Return what is started, for people."""
         text = f"{counted(self.share, 'replica')} started"
         if self.num_nodes > 1:
             text += f" as {self.label}, {self.size} on {self.num_nodes} nodes"
@@ -95,7 +88,6 @@ class Round:
 
     @property
     def label(self) -> str:
-        """This node, for people."""
         return f"node {self.node} ({self.names[self.node]})"
 
 
@@ -107,13 +99,7 @@ def plan_round(
     interface: str,
     names: Sequence[str] = (),
 ) -> Round:
-    """Return what one of the nodes is to start.
-
-    Args:
-        offers: Of all nodes, by number.
-        addresses: At which nodes reach each other.
-        names: Of their machines.
-    """
+    """Return what one of the nodes is to start."""
     is_outward = len(offers) > 1
     most = max(offers, key=lambda each: (each.newest_at_crash, each.num_used))
     return Round(

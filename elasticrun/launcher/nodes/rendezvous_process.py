@@ -28,12 +28,6 @@ class RendezvousProcess:
     Args:
         on_message: Called with what it says.
         on_lost: Called once, with why it says nothing more.
-
-    Raises:
-        OSError: It cannot be started.
-
-    Attributes:
-        pid: Its process number.
     """
 
     def __init__(
@@ -69,7 +63,6 @@ class RendezvousProcess:
         self._channel.send(message)
 
     def close(self) -> None:
-        """End it at once."""
         if self._is_open:
             self._is_open = False
             self._loop.forget(self._channel)

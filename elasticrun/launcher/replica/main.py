@@ -28,16 +28,10 @@ from elasticrun.launcher.replica.hold import Hold
 from elasticrun.launcher.replica.reporter import (
     Reporter,
     code_of_stop,
-    has_failed_save,
+    last_words,
     modules_of_program,
-    rescued,
-    why_no_rescue,
 )
-from elasticrun.replicas.process_end import (
-    close_files,
-    flush_files,
-    wait_for_threads,
-)
+from elasticrun.replicas.process_end import close_files, flush_files, wait_for_threads
 from elasticrun.replicas.signals import take_no_more_stop_signals
 from elasticrun.replicas.wire import Channel, Message, to_line
 
@@ -100,14 +94,7 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
     take_no_more_stop_signals()
     code = _end_threads(code)
     reporter.end()
-    end = to_line(
-        {
-            "type": "end",
-            "has_failed_save": has_failed_save(),
-            "rescued": rescued(),
-            "no_rescue": why_no_rescue(),
-        }
-    )
+    end = to_line(last_words())
     flush_files()  # In a cycle, what a file writes to may be finalized before it.
     _release([*modules_of_program(after=last)])  # What it has replaced fails from here.
     close_files()

@@ -231,22 +231,15 @@ def open_job() -> Job | None:
     return None if job is None or job.is_closed else job
 
 
-def has_failed_save() -> bool:
-    """Return whether the last save of this process's job came to nothing."""
+def last_words() -> Message:
+    """Return what the launcher is told of this process's job at its end."""
     job = _find_job()
-    return job is not None and job.has_failed_save
-
-
-def rescued() -> str:
-    """Return what this process has saved after another one's death, if it has."""
-    job = _find_job()
-    return "" if job is None or job.rescue is None else job.rescue.outcome
-
-
-def why_no_rescue() -> str:
-    """Return why this process has saved nothing after another one's death."""
-    job = _find_job()
-    return "" if job is None else job.why_no_rescue
+    return {
+        "type": "end",
+        "has_failed_save": job is not None and job.has_failed_save,
+        "rescued": job.rescue.outcome if job is not None and job.rescue else "",
+        "no_rescue": "" if job is None else job.why_no_rescue,
+    }
 
 
 def _find_job() -> Job | None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
+import sysconfig
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from elasticrun import errors
 from elasticrun.checkpoint.storage.place import Place, parse_place
 from elasticrun.launcher import processes
 from elasticrun.launcher.directory import newest_checkpoint
@@ -24,12 +27,55 @@ from elasticrun.launcher.supervisor.causes import (
     describe,
     explain_kill,
 )
-from elasticrun.launcher.supervisor.stacks import Stack, describe_places
 from elasticrun.launcher.terminal.log_files import Log, log_path
 from elasticrun.launcher.terminal.output import LineReader
 from elasticrun.replicas.wire import Message, WireError
 
 _STACKS = b"(most recent call first)"
+_THREAD = re.compile(rb"(Current thread|Thread) 0x")
+_FRAME = re.compile(rb'  File "(.+)", line (\d+) in (.+?)\s*$')
+_INSTALLED = re.compile(r"\b(site|dist)-packages\b")
+_NOT_OWN = (os.path.dirname(errors.__file__), sysconfig.get_path("stdlib"), "<")
+_MOST_PLACES, _MOST_RANKS = 4, 8
+
+
+class Stack:
+    """The stack of a replica's main thread, which faulthandler prints last."""
+
+    def __init__(self) -> None:
+        self._frames: list[tuple[str, str, str]] = []
+
+    def take(self, line: bytes) -> None:
+        """Look at a line that the replica printed."""
+        if _THREAD.match(line):
+            self._frames = []
+        elif frame := _FRAME.match(line):
+            file, number, function = (os.fsdecode(part) for part in frame.groups())
+            self._frames.append((file, number, function))
+
+    @property
+    def place(self) -> str:
+        """The program's line, and the function that it waits for; empty if unknown."""
+        for file, number, function in self._frames:
+            if not (file.startswith(_NOT_OWN) or _INSTALLED.search(file)):
+                innermost = self._frames[0][2]
+                called = "" if innermost == function else f", in {innermost}"
+                return f"{os.path.basename(file)}:{number}{called}"
+        return ""
+
+
+def describe_places(stacks: Mapping[int, Stack]) -> str:
+    """Return where ranks are, those first that few others are with."""
+    ranks: dict[str, list[str]] = {}
+    for rank, stack in stacks.items():
+        if stack.place:
+            ranks.setdefault(stack.place, []).append(str(rank))
+    found = sorted(ranks.items(), key=lambda each: len(each[1]))
+    return "; ".join(
+        f"rank{'s' * (len(each) > 1)} {', '.join(each[:_MOST_RANKS])}"
+        f"{' and others' * (len(each) > _MOST_RANKS)} at {place}"
+        for place, each in found[:_MOST_PLACES]
+    )
 
 
 class Audience(Protocol):
@@ -62,7 +108,6 @@ class Member:
     Attributes:
         report: Where it was last; empty until its program has made a job.
         moved_at: When its position changed last.
-        failure: The exception that it raised, if it did.
         stack: Where its main thread was when it last printed stacks.
         has_failed_save: Whether it ended after a last save that came to nothing.
         rescued: What it has saved alone after another one's death, if it has.
@@ -97,9 +142,7 @@ class Generation:
 
     Attributes:
         members: Of this node, by rank.
-        is_killed: Whether the launcher has killed it.
         is_discarded: Whether it was killed because nobody needed it any more.
-        started_at: When it was.
     """
 
     def __init__(
@@ -127,7 +170,6 @@ class Generation:
 
     @property
     def size(self) -> int:
-        """How many replicas it has, or had, on this node."""
         return len(self.members)
 
     @property
@@ -136,7 +178,6 @@ class Generation:
 
     @property
     def endings(self) -> list[Ending]:
-        """How those replicas ended that have."""
         return [m.ending for m in self.members if m.ending is not None]
 
     @property
@@ -165,6 +206,12 @@ class Generation:
         return next((m.rescued for m in self.members if m.rescued), "")
 
     @property
+    def no_rescue(self) -> str:
+        """Why none has, as the first to say it said at its end, or else last."""
+        said = (m.no_rescue or m.report.get("no_rescue", "") for m in self.members)
+        return next(filter(None, said), "")
+
+    @property
     def uses_gpus(self) -> bool:
         """Whether the replicas on this node have said that they train on GPUs."""
         return any(m.report.get("gpu_memory") is not None for m in self.members)
@@ -189,7 +236,6 @@ class Generation:
         return newest_checkpoint(parse_place(reported) if reported else default)
 
     def explain(self, cause: Ending) -> str:
-        """Return a sentence about the failure that ended this generation."""
         hint = ""
         if cause.code == -signal.SIGKILL:
             kills_now = processes.num_out_of_memory_kills()
@@ -197,7 +243,6 @@ class Generation:
         return describe(cause, hint=hint)
 
     def start(self, orders: Sequence[Message]) -> None:
-        """Send the replicas their orders."""
         for member, order in zip(self.members, orders, strict=True):
             member.replica.begin(order)
             for reader, data in zip(

@@ -12,7 +12,7 @@ from elasticrun.launcher import directory
 from elasticrun.launcher.options import Options
 from elasticrun.launcher.supervisor.causes import first_cause
 from elasticrun.launcher.supervisor.crashes import CrashBook, start_from
-from elasticrun.launcher.supervisor.generation import Generation, Member
+from elasticrun.launcher.supervisor.generation import Generation
 from elasticrun.launcher.terminal.console import Console
 from elasticrun.launcher.verdict import EndKind, Verdict
 
@@ -74,7 +74,7 @@ def verdict_of(generation: Generation, *, reason: str, place: Place) -> Verdict:
         num_passed=first.get("num_passed", 0),
         newest=newest,
         rescued=generation.rescued,
-        no_rescue=next(filter(None, map(_why_no_rescue, generation.members)), ""),
+        no_rescue=generation.no_rescue,
         is_own_fault=bool(reason) or cause.is_own_fault,
         is_by_launcher=cause.is_by_launcher and not reason,
         is_from_outside=cause.is_from_outside and not reason,
@@ -86,7 +86,6 @@ class Judge:
     """Decides what follows from a verdict, and tells the user.
 
     Attributes:
-        started_at: When the launcher started.
         is_plain: Whether the last generation here did not use elasticrun.
     """
 
@@ -98,21 +97,12 @@ class Judge:
         self._crashes = crashes
 
     def judge(
-        self,
-        verdict: Verdict,
-        *,
-        number: int,
-        stop: Stop,
-        code: int,
-        is_first: bool,
+        self, verdict: Verdict, *, number: int, stop: Stop, code: int, is_first: bool
     ) -> NextAction:
         """Decide what follows.
 
         Args:
-            verdict: On all nodes together.
-            number: Of the generation.
             stop: Why it was to end, if it was.
-            code: The exit code if the job was to end.
             is_first: Whether this is the node that notes the end of the program.
         """
         self._crashes.note(verdict)
@@ -249,11 +239,6 @@ class Judge:
             return self.fail(text)
         self._console.event(text, "restart", cause="a crash", delay=delay)
         return NextAction(delay=delay)
-
-
-def _why_no_rescue(member: Member) -> str:
-    """Return what a replica has said of it at its end, else last."""
-    return member.no_rescue or str(member.report.get("no_rescue", ""))
 
 
 def _rescued(verdict: Verdict) -> str:

@@ -73,10 +73,7 @@ class Supervisor:
 
     Attributes:
         generation: The one that runs, or None between two.
-        nodes: The machines of the job.
-        takeover: Decides when the running generation stops for its successors.
         successors: The replicas that wait for the next one.
-        crashes: The crashes so far.
         judge: Decides what follows from the end of a generation.
         exit_code: The launcher's, once the job is over.
         problem: Why it, or the generation before, ended without saving what was
@@ -162,7 +159,6 @@ class Supervisor:
 
     @property
     def state(self) -> str:
-        """What it is doing, in a word."""
         if self._stop is not Stop.NONE:
             return "rescaling" if self._stop is Stop.SCALE else "stopping"
         if self._phase is Phase.PAUSED:
@@ -182,11 +178,7 @@ class Supervisor:
         return self._stop is Stop.NONE and not self.takeover.is_rescaling
 
     def scale(self, size: int, *, is_forced: bool = False) -> str:
-        """Go on with so many replicas here; return what will happen.
-
-        Args:
-            is_forced: Even if there are too few samples, GPUs or cores for them.
-        """
+        """Go on with so many replicas here; return what will happen."""
         self.options.replicas.check(size)
         if self._stop is Stop.END:
             return "the job is stopping, so it is not rescaled"
@@ -283,9 +275,7 @@ class Supervisor:
         self._starter.note_running(sorted(self.successors.pids))
         self.judge.is_plain = not generation.has_begun
         verdict = verdict_of(
-            generation,
-            reason=self._watchdog.reason,
-            place=self.options.checkpoint_dir,
+            generation, reason=self._watchdog.reason, place=self.options.checkpoint_dir
         )
         self.nodes.conclude(replace(verdict, has_trained=self.crashes.has_trained))
 
@@ -347,7 +337,6 @@ class Supervisor:
         )
 
     def on_round(self, round_: Round) -> None:
-        """Start the generation with the replicas that were offered."""
         processes.kill_children(but=self._waiting_pids | self._strangers)
         replicas = self.successors.take()
         self._phase, self._stop = Phase.TRAINING, Stop.NONE
@@ -379,7 +368,6 @@ class Supervisor:
     # What is heard from the generation that runs.
 
     def on_trouble(self) -> None:
-        """End a generation in which a replica has failed."""
         self._watchdog.on_trouble()
         self.nodes.note_trouble()
 
@@ -401,7 +389,6 @@ class Supervisor:
             self._join_round()
 
     def on_stop_requested(self, kind: str, cause: str) -> None:
-        """Save and exit because of another node."""
         if self._stop is Stop.END:
             return
         is_end = kind == END
@@ -418,13 +405,11 @@ class Supervisor:
             self._ask_to_stop(Stop.END if is_end else Stop.SCALE, cause)
 
     def on_trouble_elsewhere(self, *, is_hang: bool) -> None:
-        """End a generation in which a replica on another node has failed."""
         if is_hang:
             self._watchdog.print_stacks("a replica on another node hangs")
         self._watchdog.on_trouble()
 
     def on_broken(self, text: str) -> None:
-        """End a generation that has lost a node."""
         if self.generation is not None and not self.generation.is_killed:
             self._console.event(f"generation {self.generation.number} ends: {text}")
             if self.generation.may_rescue:
@@ -433,11 +418,9 @@ class Supervisor:
                 self.generation.kill()
 
     def on_closed(self) -> None:
-        """End: the job has, on the other nodes."""
         self._go_on(self.judge.on_closed())
 
     def on_no_nodes(self, why: str) -> None:
-        """Fail: there is nobody to go on with."""
         self._go_on(self.judge.fail(why))
 
     # What is heard from the starter.

@@ -32,12 +32,7 @@ class NoSuchJobError(JobError):
 
 
 class SilentJobError(JobError):
-    """A launcher listens but says nothing, not even the job's name.
-
-    Attributes:
-        pid: The launcher's process.
-        title: What to call it.
-    """
+    """A launcher listens but says nothing, not even the job's name."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -52,12 +47,10 @@ class SilentJobError(JobError):
         )
 
     def is_called(self, name: str) -> bool:
-        """Return whether it has this process number."""
         return name == str(self.pid)
 
     @property
     def is_here(self) -> bool:
-        """Whether it was started in the working directory."""
         return self._started_in == os.getcwd()
 
     def stop(self, *, is_now: bool = False) -> Iterator[str]:
@@ -84,12 +77,7 @@ class SilentJobError(JobError):
 
 
 class JobConnection:
-    """A connection to a job's launcher.
-
-    Attributes:
-        pid: The launcher's process.
-        status: What it said when it was asked.
-    """
+    """A connection to a job's launcher."""
 
     def __init__(self, pid: int, connection: socket.socket) -> None:
         self.pid = pid
@@ -107,11 +95,9 @@ class JobConnection:
 
     @property
     def title(self) -> str:
-        """What to call it: its name, process and directory."""
         return f"{self.status['job']} ({self.pid}) in {self.status['checkpoint_dir']}"
 
     def is_called(self, name: str) -> bool:
-        """Return whether it has this name, process number or directory."""
         if name in (self.status["job"], str(self.pid)):
             return True
         checkpoints = os.path.realpath(self.status["checkpoint_dir"])
@@ -119,7 +105,6 @@ class JobConnection:
 
     @property
     def is_here(self) -> bool:
-        """Whether it was started in this directory, or keeps its checkpoints here."""
         checkpoints = os.path.realpath(self.status["checkpoint_dir"])
         places = self.status["started_in"], checkpoints, os.path.dirname(checkpoints)
         return os.getcwd() in places
@@ -210,11 +195,6 @@ def find_job(name: str | None) -> JobConnection:
 
     Without any it is that of the working directory: a name that is left out must not
     act on a job somewhere else. On a terminal the user is asked which one.
-
-    Raises:
-        NoSuchJobError: There is none.
-        JobError: There is more than one, or it is not clear that it is meant, or it
-            does not answer.
     """
     jobs, silent = find_jobs()
     all_: list[JobConnection | SilentJobError] = [*jobs, *silent]

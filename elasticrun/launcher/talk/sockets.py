@@ -23,14 +23,7 @@ class SocketDirectoryError(OptionError):
 
 
 class ControlSocket:
-    """Where this process listens for requests, until `close`.
-
-    Raises:
-        SocketDirectoryError: There is no place for that which is this user's alone.
-
-    Attributes:
-        listener: To accept callers at.
-    """
+    """Where this process listens for requests, until `close`."""
 
     def __init__(self) -> None:
         self._path = _path_of(os.getpid())
@@ -96,9 +89,6 @@ def connections() -> Iterator[tuple[int, socket.socket | None]]:
 
     There is none to a launcher that takes no more, because it is suspended. A socket
     that nobody listens at was left by one that was killed, and is removed.
-
-    Raises:
-        SocketDirectoryError: Somebody else could give orders there.
     """
     path = environment.socket_directory()
     if not path.is_dir():

@@ -58,12 +58,7 @@ class Console:
         self._thread.start()
 
     def event(self, text: str, kind: str = "", **values: Any) -> None:
-        """Write a line of the launcher's, and its further lines below.
-
-        Args:
-            kind: What has become of the job, if anything has.
-            values: What is known of it.
-        """
+        """Write a line of the launcher's, and its further lines below."""
         first, _, rest = text.partition("\n")
         self.last_event = first
         with self._changed:

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from elasticrun.checkpoint.files.durable import move_over
-from elasticrun.checkpoint.files.recorded import open_plain
+from elasticrun.checkpoint.files.durable import move_over, open_plain
 
 MOST_BYTES = 64 << 20  # Of a file; up to twice that is kept of a rank's generation.
 _FOLDER = re.compile(r"generation-([0-9]{4,})")

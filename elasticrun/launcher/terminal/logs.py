@@ -23,7 +23,6 @@ class Choice:
 
     Attributes:
         generation: Of this one; None for the newest.
-        rank: Of this one only.
         tail: At most so many of each rank, the last ones.
     """
 
@@ -40,18 +39,23 @@ class Choice:
         return lines if self.tail is None else deque(lines, self.tail)
 
 
-def show_logs(log_dir: Path, choice: Choice, *, write: Callable[[str], None]) -> None:
-    """Write the chosen lines, rank after rank."""
+def show_logs(
+    log_dir: Path,
+    choice: Choice,
+    *,
+    has_ended: Callable[[], bool] | None = None,
+    write: Callable[[str], None],
+) -> None:
+    """Write the chosen lines, rank after rank.
+
+    Args:
+        has_ended: If it is given, logs are written as they grow, also those of every
+            generation to come, until the job has ended.
+    """
     logs = find_logs(log_dir)
     first = choice.begins_with(logs)
-    chosen = [
-        (rank, path)
-        for number, ranks in logs.items()
-        if number == first
-        for rank, path in ranks.items()
-        if choice.rank in (None, rank)
-    ]
-    if not chosen:
+    is_there = any(choice.rank in (None, rank) for rank in logs.get(first, ()))
+    if has_ended is None and not is_there:
         known = ", ".join(
             f"{g} (ranks {', '.join(map(str, each))})" for g, each in logs.items()
         )
@@ -59,26 +63,10 @@ def show_logs(log_dir: Path, choice: Choice, *, write: Callable[[str], None]) ->
             f"{log_dir} has no such log; it has generations: {known or 'none'}",
             exit_code=NO_JOB,
         )
-    for rank, path in chosen:
-        reader = LogReader(path)
-        for line in choice.of(reader.read()):
-            write(marked(rank, line) + "\n")
-        reader.close()
-
-
-def follow_logs(
-    log_dir: Path,
-    choice: Choice,
-    *,
-    has_ended: Callable[[], bool],
-    write: Callable[[str], None],
-) -> None:
-    """Write logs as they grow, of every generation to come, until the job ends."""
-    first = choice.begins_with(find_logs(log_dir))
     readers: dict[Path, LogReader] = {}
     with ExitStack() as stack:
         while True:
-            is_last = has_ended()
+            is_last = has_ended is None or has_ended()
             for number, ranks in find_logs(log_dir).items():
                 if number < first or choice.generation not in (None, number):
                     continue

@@ -27,8 +27,6 @@ class Stream:
     An interpreter cannot end while a thread that is stuck holds the lock of one.
     """
 
-    encoding = "utf-8"
-
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
@@ -38,12 +36,9 @@ class Stream:
     def isatty(self) -> bool:
         return os.isatty(self._descriptor)
 
-    def flush(self) -> None:
-        """Do nothing: it is written."""
-
     def write(self, text: str) -> int:
         """Write all of it; nobody need be there to read it."""
-        data = text.encode(self.encoding, "replace")
+        data = text.encode("utf-8", "replace")
         with contextlib.suppress(OSError):
             while data:
                 try:
@@ -54,11 +49,7 @@ class Stream:
 
 
 class Screen:
-    """Plain lines: events to stderr, what replicas print to where they did.
-
-    Args:
-        has_colours: Whether a terminal shows ranks in colours.
-    """
+    """Plain lines: events to stderr, what replicas print to where they did."""
 
     def __init__(
         self, out: int = 1, err: int = 2, *, has_colours: bool = False

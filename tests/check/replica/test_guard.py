@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticrun.check.replica.guard import what_is_not_guarded
-from elasticrun.check.replica.landlock import can_restrict
+from elasticrun.check.replica.guard import can_restrict, what_is_not_guarded
 from tests.check.checking import check, run
 
 GUARDED = """

@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticrun.checkpoint.files import durable, recorded
-from elasticrun.checkpoint.files.recorded import DamagedFileError, FileRecord
+from elasticrun.checkpoint.files import durable
+from elasticrun.checkpoint.files.durable import DamagedFileError, FileRecord
 from tests.checkpoint.files.writing import read, write_bytes
 
 
@@ -49,7 +49,7 @@ def test_torch_saves_into_it(tmp_path: Path, is_zipfile: bool) -> None:
         tmp_path / "model",
         lambda file: torch.save(state, file, _use_new_zipfile_serialization=is_zipfile),
     )
-    with recorded.open_checked(tmp_path / "model", record) as file:
+    with durable.open_checked(tmp_path / "model", record) as file:
         loaded = torch.load(file, weights_only=True)
     assert torch.equal(loaded["weight"], state["weight"])
     assert loaded["step"] == 3

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from elasticrun.checkpoint.files import durable, recorded
-from elasticrun.checkpoint.files.recorded import FileRecord
+from elasticrun.checkpoint.files import durable
+from elasticrun.checkpoint.files.durable import FileRecord
 
 
 def write_bytes(path: Path, data: bytes) -> FileRecord:
@@ -13,5 +13,5 @@ def write_bytes(path: Path, data: bytes) -> FileRecord:
 
 
 def read(path: Path, record: FileRecord) -> bytes:
-    with recorded.open_checked(path, record) as file:
+    with durable.open_checked(path, record) as file:
         return file.read()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from elasticrun.checkpoint.storage.claim import ClaimTiming
-from elasticrun.launcher.nodes import meeting
-from elasticrun.launcher.nodes.meeting import Endpoint, MeetingPlace
+from elasticrun.launcher.nodes import endpoint
+from elasticrun.launcher.nodes.endpoint import Endpoint, MeetingPlace
 from tests.support.stage import wait_until
 
 
@@ -17,8 +17,8 @@ from tests.support.stage import wait_until
 def place(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> str:
-    monkeypatch.setattr(meeting, "_TIMING", ClaimTiming(renewal=0.05, look=0.01))
-    monkeypatch.setattr(meeting, "_WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(endpoint, "_TIMING", ClaimTiming(renewal=0.05, look=0.01))
+    monkeypatch.setattr(endpoint, "_WATCH_SECONDS", 0.01)
     if request.param == "directory":
         return str(tmp_path)
     return f"memory://{uuid.uuid4().hex}/job"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.distributed import TCPStore
 
-from elasticrun.launcher.nodes.round_store import RoundStore
+from elasticrun.launcher.nodes.rendezvous import RoundStore
 
 
 def wait_until_noted(stores: list[RoundStore]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elasticrun.launcher.supervisor.pace import Pace, place_of, unit_of
+from elasticrun.launcher.supervisor.status import Pace, place_of, unit_of
 
 
 def report(time: float, passed: int, **values: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from elasticrun.launcher.supervisor.stacks import Stack, describe_places
+from elasticrun.launcher.supervisor.generation import Stack, describe_places
 
 # A thread is printed as well, and the main one hangs in the standard library.
 PROGRAM = """
