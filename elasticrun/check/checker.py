@@ -11,6 +11,7 @@ is the stage that restarts at every kind of boundary.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,6 @@ from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.engine import Engine
 from elasticrun.check.runs.moments import VARIABLE_PREFIX, line_changes_of
 from elasticrun.check.runs.routes import RestartPlace, Route, replicas_in_words
-from elasticrun.check.runs.sweep import places_to_try, spread
 from elasticrun.check.trials import Trials
 from elasticrun.lint.engine import lint_paths
 from elasticrun.lint.options import LintOptions
@@ -34,6 +34,8 @@ _MOST_WATCHED = 200  # Fields at once, in a search for the lines that change the
 _NUM_SWEEPS = 2  # Runs of a sweep, each with half of its restarts.
 _NUM_KILLS = 3
 MOST_RUNS = 10  # What is not looked at for that is said.
+_EDGES = (0, -2, -1)  # The first boundary of a loop, the last but one and the last.
+_MOST_LOOPS = 2  # Of the first epoch, and outside of epochs.
 
 
 @dataclass(frozen=True)
@@ -349,3 +351,35 @@ class Checker:
             return changed[:_MOST_WATCHED]
         lost = [VARIABLE_PREFIX + cause.name for cause in finder.lost(run)]
         return lost[:_MOST_WATCHED]
+
+
+def places_to_try(boundaries: Sequence[RestartPlace]) -> list[RestartPlace]:
+    """Return the boundaries where mistakes show, in their order.
+
+    The first batch of a loop, the last but one and the last, each of another loop if
+    there are as many: of two in the first epoch, of one in the last, of some outside of
+    epochs. And the ends of the first and the last epoch.
+    """
+    loops: dict[RestartPlace, list[RestartPlace]] = {}
+    for place in boundaries:
+        loops.setdefault(place.at(0), []).append(place)
+    ends = [loop for loop in loops if loop.is_end]
+    inside = [loop for loop in loops if loop.in_epoch and not loop.is_end]
+    first = [loop for loop in inside if loop.epoch == inside[0].epoch]
+    outside = [loop for loop in loops if not loop.in_epoch]
+    some = first[:_MOST_LOOPS] + inside[-1:] + outside[:_MOST_LOOPS]
+    chosen = list(dict.fromkeys(some))
+    tried = {*ends[:1], *ends[-1:]}
+    num_edges = max(len(chosen), len(_EDGES)) if chosen else 0
+    for number, loop in enumerate(itertools.islice(itertools.cycle(chosen), num_edges)):
+        edge = _EDGES[number % len(_EDGES)]
+        tried.add(loops[loop][max(edge, -len(loops[loop]))])
+    return [place for place in boundaries if place in tried]
+
+
+def spread(boundaries: Sequence[RestartPlace], count: int) -> list[RestartPlace]:
+    """Return so many boundaries, or all, evenly spread over the whole training."""
+    return [
+        boundaries[(number + 1) * len(boundaries) // (count + 1)]
+        for number in range(min(count, len(boundaries)))
+    ]

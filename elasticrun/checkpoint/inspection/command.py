@@ -152,14 +152,14 @@ def _verify(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def _show(arguments: argparse.Namespace) -> Iterator[str]:
-    from elasticrun.checkpoint.inspection.display import show
+    from elasticrun.checkpoint.inspection.contents import show
 
     checkpoint = choose_checkpoint(_storage(arguments), arguments.which)
     return show(checkpoint, arguments.state, as_json=arguments.json)
 
 
 def _export(arguments: argparse.Namespace) -> Iterator[str]:
-    from elasticrun.checkpoint.inspection.exporting import export_state
+    from elasticrun.checkpoint.inspection.contents import export_state
 
     target = local_path(arguments.target, what="export")
     if target.exists() and not arguments.force:

@@ -1,4 +1,4 @@
-"""Reads the values in a state's file by their paths, and executes nothing."""
+"""Reads, shows and exports the values in states' files, and executes nothing."""
 
 from __future__ import annotations
 
@@ -7,14 +7,25 @@ import json
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.files.recorded import FileRecord
+from elasticrun.checkpoint.files.replacing import replace_file
 from elasticrun.checkpoint.inspection.entries import InspectionError
+from elasticrun.checkpoint.inspection.overview import (
+    columns,
+    manifest_values,
+    position_text,
+    size_text,
+    time_text,
+)
+from elasticrun.checkpoint.states.expected import SIZES, check_values
 from elasticrun.checkpoint.states.gathered import parts_of
+from elasticrun.checkpoint.states.nested import map_leaves
 from elasticrun.checkpoint.states.numpy_scalars import plain_number
 from elasticrun.checkpoint.states.parameter_names import by_numbers
 from elasticrun.checkpoint.states.shards import SavedState, read_whole_state
@@ -25,6 +36,8 @@ from elasticrun.errors import CheckpointError, text_of
 _LARGEST_TEXT = 1 << 20
 _LARGEST_SHOWN = 8
 _WIDTH = 100
+_PREFIXES = ("loader.", "loader-")  # As states of loaders are called.
+_SAFETENSORS = ".safetensors"
 
 
 @dataclass(frozen=True)
@@ -217,3 +230,130 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 def _shorten(text: str) -> str:
     return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."
+
+
+def plans_in(checkpoint: Checkpoint) -> dict[str, dict[int, int]]:
+    """Return each loader's plan, as `batch_size=` takes it.
+
+    A plan goes from the samples seen to the size of global batches from there on.
+    """
+    plans = {name: plan_in(values) for name, values in states_of_loaders(checkpoint)}
+    return {name: plan for name, plan in plans.items() if plan}
+
+
+def states_of_loaders(checkpoint: Checkpoint) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name of each loader, and what is kept of it."""
+    for name in checkpoint.names():
+        if name.startswith(_PREFIXES):
+            values = load_file(checkpoint, name)
+            if isinstance(values, dict):  # Whoever has written the file.
+                yield name.removeprefix("loader."), values
+
+
+def plan_in(values: dict[str, Any]) -> dict[int, int]:
+    """Return the plan in the state of a loader; empty of one of loaders."""
+    sizes = values.get("batch_size", [])
+    given = [[0, sizes]] if isinstance(sizes, int) else sizes
+    sizes = [*given, *values.get("decided_batch_sizes", [])]
+    check_values(sizes, SIZES, name="sizes of batches")
+    return dict(sizes)
+
+
+def show(checkpoint: Checkpoint, state: str | None, *, as_json: bool) -> Iterator[str]:
+    """Yield the lines that show a checkpoint, or one of its states in full."""
+    names = names_of_state(checkpoint, state)
+    contents = ((name, list(leaves(load_file(checkpoint, name)))) for name in names)
+    if as_json:
+        yield json.dumps(
+            {
+                **manifest_values(checkpoint),
+                "batch_sizes": plans_in(checkpoint),
+                "states": {
+                    name: [leaf_values(*each) for each in found]
+                    for name, found in contents
+                },
+            }
+        )
+        return
+    if state is None:
+        yield from _describe(checkpoint)
+    for name, found in contents:
+        size = sum(record.size for record in records_of_state(checkpoint, name))
+        yield f"{name}  {size_text(size)}"
+        rows = [(f"  {path}", kind_of(leaf), value_of(leaf)) for path, leaf in found]
+        yield from columns(rows) if rows else ()
+
+
+def _describe(checkpoint: Checkpoint) -> Iterator[str]:
+    manifest = checkpoint.manifest
+    yield str(checkpoint.path)
+    yield from columns(
+        [
+            ("  job", manifest.job),
+            ("  time", time_text(manifest.time)),
+            ("  generation", str(manifest.generation)),
+            ("  replicas", str(manifest.world_size)),
+            ("  position", position_text(manifest.position)),
+            ("  torch", manifest.torch_version),
+            ("  elasticrun", manifest.elasticrun_version),
+            *(
+                ("  batch sizes", f"{plan} of {name}, by samples seen")
+                for name, plan in plans_in(checkpoint).items()
+            ),
+        ]
+    )
+
+
+def export_state(checkpoint: Checkpoint, target: Path, *, state: str) -> str:
+    """Write one state into a file of its own, durably; return what was done."""
+    (name, *others) = names_of_state(checkpoint, state)
+    if others:
+        raise InspectionError(
+            f"each rank has a {state!r} of its own; name one of {name}, "
+            f"{', '.join(others)}"
+        )
+    values = load_file(checkpoint, name)
+    if isinstance(values, Opaque):
+        raise InspectionError(
+            f"{checkpoint.path / name} holds no tensors, but {values.kind}. Copy the "
+            "file as it is."
+        )
+    values = map_leaves(values, plain_number)
+    if target.suffix == _SAFETENSORS:
+        data = _encode_safetensors(values, name)
+        replace_file(target, lambda file: file.write(data))
+    else:
+        replace_file(target, lambda file: torch.save(values, file))
+    return f"{checkpoint.path / name} is now {target}"
+
+
+def _encode_safetensors(values: Any, name: str) -> bytes:
+    library = _import_safetensors()
+    is_flat = isinstance(values, Mapping) and all(
+        isinstance(key, str) and isinstance(value, torch.Tensor)
+        for key, value in values.items()
+    )
+    if not is_flat:
+        raise InspectionError(
+            f"{name!r} holds more than tensors by name, which is all that a "
+            "safetensors file can hold. Export it to a .pt file."
+        )
+    # Tensors that share memory, as tied weights do, are refused there.
+    # They lie in the usual order there, whatever that of channels_last models is.
+    copies = {
+        key: each.clone(memory_format=torch.contiguous_format)
+        for key, each in values.items()
+    }
+    data: bytes = library.save(copies)
+    return data
+
+
+def _import_safetensors() -> Any:
+    try:
+        from safetensors import torch as library
+    except ImportError as error:
+        raise InspectionError(
+            "safetensors is not installed; pip install elasticrun[safetensors], or use "
+            "a .pt file."
+        ) from error
+    return library

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from elasticrun.check.checker import places_to_try, spread
 from elasticrun.check.runs.routes import RestartPlace
-from elasticrun.check.runs.sweep import places_to_try, spread
 
 
 def in_loop(
