@@ -23,7 +23,7 @@ What = Literal[
     "added",  # something with these taints, to an Accumulator
     "divided",  # what an Accumulator has, by the number of batches
     "changed",  # a field of something saved gets a value: set, updated, or grown
-    # Random numbers: a generator (the value, or a global one) is seeded, or drawn from.
+    # Random numbers: a generator of the program's is seeded; any is drawn from.
     "seeded", "drawn",
     "unfixed",  # something is asked that no later start is told again: the time, ...
     # What is seen outside of the process: lines and numbers for people; a file that is

@@ -31,19 +31,16 @@ _KEPT = named(
     "model param optimizer param_groups group ext module loader plain_loader "
     "tracker file opaque scheduler ema scaler"
 )
-# What a later start makes again; of iterators ER207 speaks.
+# What a later start makes again.
 _ANEW = ("iterator", "file", "opaque")
 
 
 class Turns(NamedTuple):
-    """What has boundaries between its turns: its head, its steps, and the loop.
-
-    Where batches are asked by `next`, the loop is None.
-    """
+    """A loop that a restart may interrupt between its turns: its head and its steps."""
 
     head: Step
     inside: set[Step]
-    loop: EpochLoop | DataLoop | None
+    loop: EpochLoop | DataLoop
 
 
 class Carried(NamedTuple):

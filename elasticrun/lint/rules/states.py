@@ -68,12 +68,9 @@ def _unregistered_models(
     program: Walked, stepped: set[int], covered: set[int]
 ) -> Iterator[Finding]:
     """Yield models that are trained, and that no state has."""
-    every = [each for each in program.walk.objects if each.is_model]
     reported: set[int] = set()
     for model, by, event in _trained_models(program, stepped):
         if model.uid in covered or model.uid in reported or is_saved(model):
-            continue
-        if any(is_saved(each) for each in every if model in each.parts):
             continue
         if not _is_known(model, by) or model.node is None or model.made_at < 0:
             continue
