@@ -105,13 +105,7 @@ def _look_at(storage: Storage, number: int, *, may_be_written: bool) -> Entry | 
 
 
 def choose_checkpoint(storage: Storage, word: str) -> Checkpoint:
-    """Return the checkpoint that `word` means: a number, "newest", a path or a URL.
-
-    Raises:
-        DamagedCheckpointError: Its manifest is damaged, or has another format.
-        InspectionError: There is none.
-        OSError: It cannot be read.
-    """
+    """Return the checkpoint that `word` means: a number, "newest", a path or a URL."""
     if word == NEWEST:
         return _newest(storage)
     try:

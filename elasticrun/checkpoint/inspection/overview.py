@@ -140,11 +140,7 @@ def find_problems(checkpoint: Checkpoint) -> list[str]:
 
 
 def columns(rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()) -> list[str]:
-    """Return lines in which the cells of all rows stand below one another.
-
-    Args:
-        right: The columns to align on their right.
-    """
+    """Return lines in which the cells of all rows stand below one another."""
     table = [list(row) for row in rows]
     on_the_right = set(right)
     widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]

@@ -24,12 +24,7 @@ _NEW = "elasticrun.AdaptiveDataParallel"
 
 
 class _Made(NamedTuple):
-    """A call that makes an optimizer or a scheduler.
-
-    Attributes:
-        name: What it is assigned to, such as `self.optimizer`, or nothing.
-        of: The model, or the optimizer, that it is made of, in the same way.
-    """
+    """A call that makes an optimizer or a scheduler."""
 
     call: ast.Call
     name: str
