@@ -245,7 +245,7 @@ def test_an_impossible_place_is_refused() -> None:
         with pytest.raises(ValueError, match=f"index={index}: .* from 0 to 8"):
             sampler.set_epoch(0, index)
     with pytest.raises(
-        ValueError, match="epoch=-1, index=0: epochs are counted from 0"
+        ValueError, match="epoch=-1, .* counted from 0"
     ):
         sampler.set_epoch(-1)
     with pytest.raises(TypeError, match="as an integer"):
