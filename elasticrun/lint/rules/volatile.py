@@ -99,11 +99,7 @@ def _ends_at_once(
         if event.loop is turns.loop
         for guard in event.step.guards
     ]
-    values = [each.value for each in carried.survivors]
-    if all(each is not None and each.constant for each in values):
-        leaving = {id(node) for each in guards for node in ast.walk(each.test)}
-    else:  # Whatever else it is, a later epoch finds it false.
-        leaving = {id(each.test) for each in guards if each.holds}
+    leaving = {id(each.test) for each in guards if each.holds}
     return all(id(each.at) in leaving and each.step.number > last for each in reads)
 
 

@@ -138,17 +138,11 @@ def change_parameters(walk: Walk, it: MethodCalled) -> Value:
     is_in_place = it.name.endswith("_") and not it.name.startswith("_")
     is_in_place |= it.name in ("apply", "reset_parameters")
     how = it.name if is_in_place and it.name not in _HARMLESS_IN_PLACE else ""
-    if it.name == "copy_" and _names_itself(it):
+    if it.name == "copy_":
         how = "in place"
     if how:
         walk.note(it.node, "trained", model, role="weights", how=how)
     return it.receiver
-
-
-def _names_itself(it: MethodCalled) -> bool:
-    """Return whether what is copied is made of what it replaces, as averages are."""
-    given = [node for each in it.node.args for node in ast.walk(each)]
-    return any(isinstance(e, ast.expr) and written(e) == it.text for e in given)
 
 
 def topk(_: Walk, it: MethodCalled) -> Value:
