@@ -41,11 +41,7 @@ def local_directory(place: Place) -> Path:
 
 
 class EventLog:
-    """Appends events, and does without where that fails: training matters more.
-
-    Args:
-        directory: Where the file is, or is to be.
-    """
+    """Appends events, and does without where that fails: training matters more."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE_NAME

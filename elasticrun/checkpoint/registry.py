@@ -173,11 +173,6 @@ def hint_of_renaming(
     A state that the checkpoint lacks may simply be new, and one of its that nothing has
     asked for may be made in a later phase. Only where there are both may it be one
     state under two names, whose values were then not loaded.
-
-    Args:
-        checkpoint: The one the job has resumed from.
-        not_found: The names of states that it did not have.
-        unclaimed: Its files that no state has claimed.
     """
     new = _names(not_found)
     left = _names(map(state_of_file, unclaimed))

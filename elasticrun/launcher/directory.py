@@ -86,11 +86,7 @@ def finished_at(place: Place, program: Program) -> float | None:
 
 
 def move_aside(place: Place) -> Path | None:
-    """Give the directory another name, so that the job starts anew.
-
-    Returns:
-        The new name, or None if there was nothing.
-    """
+    """Give the directory another name, so that the job starts anew."""
     if not isinstance(place, Path):
         raise OptionError(
             f"--fresh would move {place} aside, but in an object store nothing can be "

@@ -26,11 +26,7 @@ _PACKAGE_PARENT = str(Path(__file__).parents[2])
 
 
 def command(module: str, function: str, *arguments: object) -> list[str]:
-    """Return the command that calls a function, which finds `arguments` in sys.argv.
-
-    Args:
-        module: Below `elasticrun`.
-    """
+    """Return the command that calls a function, which finds `arguments` in sys.argv."""
     code = _BOOT.format(module=module, function=function)
     return [sys.executable, "-c", code, _PACKAGE_PARENT, *map(str, arguments)]
 
@@ -43,9 +39,6 @@ def start_helper(
     It runs `main` of a module, which finds its end of a socket in sys.argv, and ends
     when the launcher hangs up. A stop signal to every process of the job is not for it,
     so it holds these back: the last save still needs it.
-
-    Returns:
-        The process, and the launcher's end of the socket.
     """
     own, other = socket.socketpair(socket.AF_UNIX, kind)
     with contextlib.ExitStack() as stack, other, stop_signals_blocked():

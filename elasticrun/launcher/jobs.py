@@ -28,12 +28,7 @@ from elasticrun.launcher.talk.client import (
 
 @dataclass(frozen=True)
 class KnownJob:
-    """A job of which there is a directory.
-
-    Attributes:
-        directory: Of its checkpoints.
-        status: What its launcher says of it, if that runs here.
-    """
+    """A job of which there is a directory."""
 
     directory: Place
     status: dict[str, Any] | None = None

@@ -187,11 +187,7 @@ def parse_nodes(
     place: Place,
     address: str | None = None,
 ) -> NodeSettings | None:
-    """Return what `--nodes`, `--rdzv-endpoint` and `--address` mean together.
-
-    Args:
-        place: The checkpoint directory, where nodes find each other by themselves.
-    """
+    """Return what `--nodes`, `--rdzv-endpoint` and `--address` mean together."""
     if nodes is None:
         if endpoint is None and address is None:
             return None
@@ -345,12 +341,7 @@ def check_processors(size: int, *, uses_gpus: bool) -> None:
 
 
 def check_batch(size: int, elsewhere: int, batch_size: int) -> None:
-    """Refuse more replicas than a global batch has samples.
-
-    Args:
-        elsewhere: Replicas on other nodes.
-        batch_size: Of the largest batch so far; 0 if there was none.
-    """
+    """Refuse more replicas than a global batch has samples."""
     if batch_size and size + elsewhere > batch_size:
         others = f" and {elsewhere} on other nodes" if elsewhere else ""
         raise OptionError(

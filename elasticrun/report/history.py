@@ -26,12 +26,10 @@ class Generation:
 
     Attributes:
         cause: Why there is one: "start", "crash", "rescaling".
-        why: The same in words, as far as it is known.
         base: Samples before it, since the job's beginning.
         points: Time and samples since the job's beginning, in their order.
         repeated: Samples that were trained before, and come again in it.
         repeated_seconds: How long they had taken.
-        ending: How it ended, in words; empty if it has not.
     """
 
     number: int
@@ -61,14 +59,11 @@ class History:
     """What events tell of a job.
 
     Attributes:
-        generations: In their order.
         checkpoints: All that were committed, with the samples since the beginning.
         crashes: Events of these.
         values: Times and values of each number in `Variables`, by its name.
         start: The newest start of a launcher; empty without one.
-        last: The newest event.
         num_epochs: How many the job is to have, if that is known.
-        num_finished: How many are finished.
     """
 
     def __init__(self, events: Sequence[Event]) -> None:

@@ -22,10 +22,6 @@ class SaveInFlight(threading.Thread):
         write: Writes the checkpoint, and returns it, or why it could not be written. It
             is given what is set when it is to wait for other ranks no more.
         on_end: Called in the thread when there is an outcome, unless it was given up.
-
-    Attributes:
-        number: The checkpoint's.
-        outcome: What `write` returned or raised, once it has.
     """
 
     def __init__(

@@ -34,11 +34,7 @@ class SaveFailed(ElasticRunError):
 
 @dataclass(frozen=True)
 class WriteReport:
-    """What a rank has written of what it has captured.
-
-    Attributes:
-        error: Why that is not everything, or None.
-    """
+    """What a rank has written of what it has captured."""
 
     capture: Capture
     files: tuple[FileRecord, ...] = ()
@@ -77,9 +73,6 @@ class CheckpointWriter:
     One save at a time; in the writer's thread if the save is in flight, else in the
     training thread.
 
-    Args:
-        generation: The number of the running one.
-
     Attributes:
         warnings: What has gone wrong though the checkpoint is committed.
     """
@@ -112,11 +105,7 @@ class CheckpointWriter:
             self._draft = self._checkpoints.begin(capture.number)
 
     def write_files(self, capture: Capture, newest: Checkpoint | None) -> WriteReport:
-        """Write this rank's files, with rank 0 also those that are carried over.
-
-        Args:
-            newest: Where the latter come from.
-        """
+        """Write this rank's files, with rank 0 also those that are carried over."""
         try:
             with _failing_softly():
                 return WriteReport(capture, tuple(self._write_files(capture, newest)))
@@ -194,11 +183,6 @@ class CheckpointWriter:
         why: str,
     ) -> Checkpoint:
         """Write and commit everything on this rank, in a rescue.
-
-        Args:
-            capture: As rank 0 has it.
-            newest: Where files come from that are carried over.
-            gathered: The small states that are known, by name and rank.
 
         Raises:
             Exception: Why that is not possible; nothing is left of it.

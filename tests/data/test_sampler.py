@@ -244,9 +244,7 @@ def test_an_impossible_place_is_refused() -> None:
     for index in (-1, 9):
         with pytest.raises(ValueError, match=f"index={index}: .* from 0 to 8"):
             sampler.set_epoch(0, index)
-    with pytest.raises(
-        ValueError, match="epoch=-1, .* counted from 0"
-    ):
+    with pytest.raises(ValueError, match="epoch=-1, .* counted from 0"):
         sampler.set_epoch(-1)
     with pytest.raises(TypeError, match="as an integer"):
         sampler.set_epoch(0, 1.5)  # type: ignore[arg-type]

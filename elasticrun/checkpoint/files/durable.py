@@ -105,9 +105,6 @@ class AppendedFile:
 
     Forks of this process may append, too.
 
-    Attributes:
-        identity: Its device and inode.
-
     Raises:
         OSError: It cannot be opened.
     """

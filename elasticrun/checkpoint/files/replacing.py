@@ -25,9 +25,6 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
     A crash or an error leaves the old content or the new, or no file if there was
     none. Several may write at once, and each result is whole. The mode of a file that
     is there is kept, also while its successor is written, and a link stays a link.
-
-    Args:
-        write: Gets a stream to write to, which cannot seek.
     """
     path = Path(os.path.realpath(path))
     mode = _mode_of_file(path)

@@ -91,14 +91,8 @@ def _row(entry: Entry) -> tuple[str, ...]:
 def verify(storage: Storage, words: list[str]) -> Generator[str, None, int]:
     """Read every byte of checkpoints and compare it with what was written.
 
-    Args:
-        words: Which checkpoints; none for all.
-
     Yields:
         What was found, a line a checkpoint and a line a problem.
-
-    Returns:
-        How many are damaged.
     """
     num_bad = 0
     for number, problems in _problems_of(storage, words):

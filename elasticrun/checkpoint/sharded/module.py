@@ -163,12 +163,7 @@ class ShardedModuleState(ShardedState):
 
 
 class _Chunks(BaseState):
-    """The chunks that this replica writes of a sharded state.
-
-    Attributes:
-        tensors: By their paths, as they are at this boundary.
-        own: The chunks of this rank, in the order of its file.
-    """
+    """The chunks that this replica writes of a sharded state."""
 
     is_per_replica = True
 

@@ -28,7 +28,6 @@ class ModuleMemory:
     forward pass: they are copied, if they have changed since the last copy.
 
     Args:
-        name: What the module is called in checkpoints.
         has_common_statistics: Whether the averages in BatchNorms are the same on all
             replicas, or this is the replica whose averages are saved.
 

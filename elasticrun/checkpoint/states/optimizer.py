@@ -181,12 +181,7 @@ def check_entries(
     values: Mapping[str, Any],
     names: Sequence[str] | None,
 ) -> None:
-    """Refuse entries with which one of torch's optimizers could not step.
-
-    Args:
-        values: By the numbers of parameters, as `Optimizer.state_dict` has them.
-        names: The parameters' names, if they have any.
-    """
+    """Refuse entries with which one of torch's optimizers could not step."""
     step = type(optimizer).step
     if not f"{step.__module__}.".startswith("torch.optim."):
         return

@@ -131,10 +131,6 @@ class ShardReader:
     """Reads chunks of one state; a context manager, which closes their files.
 
     All that reads raises a CheckpointError if a file is missing, damaged or too short.
-
-    Args:
-        name: The state's.
-        open_file: Opens a file of the checkpoint once its checksum was found right.
     """
 
     def __init__(self, name: str, saved: SavedState, open_file: OpenFile) -> None:
@@ -167,12 +163,7 @@ class ShardReader:
     def read(
         self, path: str, number: int, offsets: Sequence[int], lengths: Sequence[int]
     ) -> Tensor:
-        """Return a box of a tensor's chunk; only its rows are read.
-
-        Args:
-            number: Which chunk of the tensor.
-            offsets: Where the box begins in the chunk.
-        """
+        """Return a box of a tensor's chunk; only its rows are read."""
         saved = self._saved.tensors[path]
         chunk = saved.chunks[number]
         self.open({chunk.rank})

@@ -47,9 +47,6 @@ class Storage(ABC):
     def acquire(self, *, timeout: float) -> None:
         """Keep other jobs out; make the place if it is new.
 
-        Args:
-            timeout: Seconds to wait for an owner, which may be about to exit.
-
         Raises:
             CheckpointError: Another live job has it, or it cannot be written.
         """

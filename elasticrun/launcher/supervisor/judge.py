@@ -86,7 +86,6 @@ class Judge:
     """Decides what follows from a verdict, and tells the user.
 
     Attributes:
-        started_at: When the launcher started.
         is_plain: Whether the last generation here did not use elasticrun.
     """
 

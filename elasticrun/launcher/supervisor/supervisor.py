@@ -182,11 +182,7 @@ class Supervisor:
         return self._stop is Stop.NONE and not self.takeover.is_rescaling
 
     def scale(self, size: int, *, is_forced: bool = False) -> str:
-        """Go on with so many replicas here; return what will happen.
-
-        Args:
-            is_forced: Even if there are too few samples, GPUs or cores for them.
-        """
+        """Go on with so many replicas here; return what will happen."""
         self.options.replicas.check(size)
         if self._stop is Stop.END:
             return "the job is stopping, so it is not rescaled"
@@ -197,11 +193,7 @@ class Supervisor:
         )
 
     def stop(self, cause: str, code: int, *, is_for_all: bool = False) -> None:
-        """Save and end the job here; the second time, end it at once.
-
-        Args:
-            is_for_all: End it on all nodes, not only here.
-        """
+        """Save and end the job here; the second time, end it at once."""
         if self._stop is Stop.END:
             self._console.event(f"{cause} again: ending at once", "stop", cause=cause)
             self._is_hurried = True

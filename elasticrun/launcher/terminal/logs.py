@@ -19,13 +19,7 @@ _FOLLOW_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Choice:
-    """Which lines to show.
-
-    Attributes:
-        generation: Of this one; None for the newest.
-        rank: Of this one only.
-        tail: At most so many of each rank, the last ones.
-    """
+    """Which lines to show."""
 
     generation: int | None = None
     rank: int | None = None

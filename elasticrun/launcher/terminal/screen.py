@@ -54,11 +54,7 @@ class Stream:
 
 
 class Screen:
-    """Plain lines: events to stderr, what replicas print to where they did.
-
-    Args:
-        has_colours: Whether a terminal shows ranks in colours.
-    """
+    """Plain lines: events to stderr, what replicas print to where they did."""
 
     def __init__(
         self, out: int = 1, err: int = 2, *, has_colours: bool = False
