@@ -2,7 +2,7 @@
 
     python benchmarks/lint.py [--rounds 9] [--tree]
 
-Each round starts `python -m elasticrun.lint` anew, on scripts of tests/lint/styles, and
+Each round starts `elasticrun lint` anew, on scripts of tests/lint/styles, and
 an interpreter that does nothing. Medians of wall-clock and of processor time.
 
 With `--tree` another line: a folder that has the packages installed beside torch, the
@@ -31,7 +31,7 @@ FILES = 8500
 LINT_AND_TELL_PEAK = """
 import re, sys
 from pathlib import Path
-from elasticrun.lint.__main__ import run
+from elasticrun.lint.command import run
 run(sys.argv[1:2])
 peak = re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]
 Path(sys.argv[2]).write_text(peak)
@@ -90,7 +90,7 @@ def main() -> None:
     options = parser.parse_args()
     rounds = options.rounds
     paths, count = scripts()
-    lint = [sys.executable, "-m", "elasticrun.lint", *map(str, paths)]
+    lint = [sys.executable, "-m", "elasticrun", "lint", *map(str, paths)]
     nothing = [sys.executable, "-c", "pass"]
     times = [(measure(lint), measure(nothing)) for _ in range(rounds)]
     report(

@@ -28,7 +28,6 @@ from elasticrun.lint.walk import (
     assignment,
     calls,
     expressions,
-    externals,
     iteration,
     statements,
 )
@@ -58,7 +57,6 @@ MECHANISMS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "tests that only log": (statements, "_is_quiet", always(False)),
     "tests for what is missing": (statements, "_is_lazy", always(False)),
     "losses": (calls, "taints_of_loss", lambda _, taints: taints),
-    "generators asked by next": (externals, "_loaders_of", always([])),
     "the same test at a write and a reading": (
         dataflow, "_steady_tests", always(frozenset())),
     "clocks": (dataflow, "is_clock", always(False)),

@@ -18,7 +18,6 @@ class Choice(NamedTuple):
     """A size of global batches, and what comes of it.
 
     Attributes:
-        batch_size: Samples in a global batch.
         num_micro: Micro-batches of each replica.
         throughput: Samples in a unit of time.
         efficiency: What a sample is worth in a batch of this size, of one in a batch of
@@ -55,7 +54,6 @@ def choose(
 
     Args:
         base: The first size of the plan, which efficiency is relative to.
-        sizes: Those to choose from.
         max_local_batch_size: Samples that fit into a micro-batch; None for any.
         min_efficiency: Sizes whose efficiency is below this are out, but the first.
     """

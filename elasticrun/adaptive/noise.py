@@ -48,8 +48,6 @@ def measure_step(
         chunk_squares: The squared norms of the chunks' mean gradients, each times its
             share of the samples, added up.
         total_square: The squared norm of the global batch's mean gradient.
-        batch_size: Samples in the global batch.
-        num_chunks: How many chunks have samples.
 
     Returns:
         None if there is only one chunk, or a gradient was not finite.
@@ -97,9 +95,6 @@ class Noise:
 
         Between 1 and the ratio of the sizes; 1 while nothing was measured. It is the
         gain ratio of AdaScale (Johnson et al. 2020, arXiv 2007.05105).
-
-        Args:
-            batch_size: Samples in the step's batch, or an array of such numbers.
         """
         covariance, squared_norm = max(self.covariance, 0), max(self.squared_norm, 0)
         if not self.num_steps or covariance == squared_norm == 0:

@@ -17,12 +17,10 @@ class Scaling(NamedTuple):
     """What a number of replicas gives; None where that is not known.
 
     Attributes:
-        replicas: On all nodes.
         basis: Whether steps with so many replicas, and batches of this size, were
             timed; or are predicted; or neither.
         batch_size: Samples in a global batch: the one with the most goodput, if the job
             decides that.
-        samples_per_second: Throughput.
         efficiency: What a sample is worth in such a batch, of one in a batch of the
             first size.
         goodput: Samples a second, each by what it is worth.
@@ -52,14 +50,6 @@ def scaling_of(
     """Return a row for each number of replicas up to twice the most that were timed.
 
     Below half of the fewest that were timed, nothing is known either.
-
-    Args:
-        steps: Those that were timed, at least one kind, in seconds.
-        base: The first size of the plan.
-        batch_size: The size now.
-        max_batch_size: Up to which the job decides the size; None if it does not.
-        max_local_batch_size: Samples that fit into a micro-batch; None for any.
-        min_efficiency: Below which the job decides for no size.
     """
     least = min(step.num_replicas for step in steps)
     most = max(step.num_replicas for step in steps)

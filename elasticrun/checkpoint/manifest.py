@@ -36,7 +36,6 @@ class Manifest:
     Attributes:
         job: The job's name; another job's checkpoints are refused.
         position: Where the job stood: finished epochs, finished loops, index.
-        time: When it was committed, in seconds since 1970.
         rescue: Which rank wrote it alone, and why; left out of any other one.
         files: Each state's file; nothing else in the directory counts.
     """
@@ -99,11 +98,7 @@ class Manifest:
 
 
 def decode(data: bytes, *, source: str = "the manifest") -> Manifest:
-    """Return the manifest that `encode` made these bytes from.
-
-    Args:
-        source: What to call it in an error, usually its path.
-    """
+    """Return the manifest that `encode` made these bytes from."""
     body, trailer = data[:-_TRAILER_SIZE], data[-_TRAILER_SIZE:]
     if trailer != _trailer(body):
         raise DamagedFileError(

@@ -27,11 +27,7 @@ def newest_to_keep(
 
 
 def parse_keep(value: int | str, *, setting: str) -> int:
-    """Return how many checkpoints to keep.
-
-    Args:
-        setting: What to call it in an error.
-    """
+    """Return how many checkpoints to keep."""
     keep = parse_whole_number(value)
     if keep < 1:
         raise ValueError(

@@ -28,9 +28,6 @@ def derive_seed(*parts: int) -> int:
 
     The values are part of the checkpoint format: a later version of elasticrun derives
     the same ones, or a resumed loop would continue in another order.
-
-    Returns:
-        A number in [0, 2**64).
     """
     state = _mix(len(parts))
     for part in parts:

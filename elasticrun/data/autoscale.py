@@ -25,11 +25,6 @@ class Autoscaler:
 
     Rank 0 decides, at a boundary where a checkpoint is written anyway. All note the
     decision, so that it is in that checkpoint, and use it once that is committed.
-
-    Args:
-        state: The loader's, which keeps what was decided.
-        times: Of the loader's steps.
-        largest: The most samples in a global batch.
     """
 
     def __init__(

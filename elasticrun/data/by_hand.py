@@ -38,11 +38,7 @@ class PassesByHand(NamedTuple):
 
 
 def run_with(run: PassesByHand | None, position: Position) -> PassesByHand:
-    """Return the passes of which the one that begins at a position is the last.
-
-    Args:
-        run: Those that were asked by hand before, if the last loop was one of them.
-    """
+    """Return the passes of which the one that begins at a position is the last."""
     epoch, loop, in_epoch = position.place
     new = PassesByHand(epoch, in_epoch, loop, loop)
     if run is None or run[:2] != new[:2]:

@@ -49,7 +49,6 @@ class LoaderState(BaseState):
         times: Of the steps of its loops, where batches have planned sizes.
 
     Attributes:
-        loader_name: What the loader is called.
         plan: The sizes of its global batches, as the program gives them; None of a
             loader of loaders.
         pending: What the next save is to hold besides: from how many samples seen on
@@ -215,12 +214,7 @@ class LoaderState(BaseState):
         return Position.decode(place), cursor
 
     def _check_fingerprint(self, saved: Any, *, whose: str, remedy: str) -> None:
-        """Raise if a saved fingerprint is not that of this loader.
-
-        Args:
-            whose: The saved one, as the error calls it.
-            remedy: What to do, if they differ.
-        """
+        """Raise if a saved fingerprint is not that of this loader."""
         own = self.fingerprint
         if not isinstance(saved, dict) or set(saved) != set(own):
             raise CheckpointError(

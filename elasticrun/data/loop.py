@@ -31,17 +31,13 @@ class RunningLoop:
     Not attributes of the loader, which torch guards against being set.
 
     Attributes:
-        where: Where the loop stands in the program.
         start: Where in the job it began; None outside of loops.
-        batches: Its global batches.
         first: The number of its first batch, had it not been interrupted.
         begin: The number of the one with which it goes on.
         num_batches: How many it has; None without an end.
         key: What everything random in it depends on.
         part_of: The name of the combined loader in whose loop it is a part.
-        current: The current micro-batch.
         end_reading: Ends what reads its batches, perhaps in workers.
-        thread: The one that it runs in.
     """
 
     where: str = "no loop"
@@ -115,12 +111,7 @@ def trace_batch(
     batch: int,
     member: str | None = None,
 ) -> None:
-    """Write that a micro-batch is delivered.
-
-    Args:
-        batch: The number of its global batch in the loop.
-        member: Of a combined loader, whose micro-batch it is.
-    """
+    """Write that a micro-batch is delivered."""
     start = loop.start
     assert start is not None
     _, indices, part, places = loop.current

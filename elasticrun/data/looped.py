@@ -33,11 +33,7 @@ class LoopBatches(Protocol):
     """The global batches that a loader's loops have."""
 
     def batches(self, epoch: int, key: int = 0) -> Batches:
-        """Return those of a loop over one pass.
-
-        Args:
-            key: Of the loop; without it, those of lists have no sizes.
-        """
+        """Return those of a loop over one pass."""
         ...
 
     def endless_batches(self, key: int = 0) -> Batches:
@@ -53,11 +49,7 @@ class Looped(ABC):
 
     Args:
         name: What the loader is called; without one it is known by its number.
-        batches: The global batches of its loops.
-        seed: What orders depend on.
         plan: The sizes of its global batches; None of a loader of loaders.
-        made: What must be alike on all replicas, beside the fingerprint.
-        times: Of the steps of its loops; None if these have no planned sizes.
         progress: Whether rank 0 shows a bar.
     """
 
@@ -502,11 +494,7 @@ class Looped(ABC):
 
 
 class NextBatches:
-    """The next global batches of a loader's endless passes; iterated once.
-
-    Args:
-        num_batches: How many; None without an end.
-    """
+    """The next global batches of a loader's endless passes; iterated once."""
 
     def __init__(self, loader: Looped, num_batches: int | None) -> None:
         self._loader = loader

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sized
 from operator import index as exact_int
-from typing import SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,30 +56,19 @@ class ElasticSampler(Sampler[int]):
         rank: int | None = None,
         drop_last: bool = False,
     ) -> None:
-        if not isinstance(dataset, Sized):
-            raise TypeError(
-                f"dataset={type(dataset).__name__} has no length, so its samples "
-                "cannot be given positions. Pass a map-style data set (with __len__)."
-            )
         if num_replicas is None:
             num_replicas = gathering.num_replicas()
         if rank is None:
             rank = gathering.own_rank()
         self.dataset = dataset
         self.shuffle = shuffle
-        self.seed = _integer("seed", seed)
-        self.num_replicas = _integer("num_replicas", num_replicas)
-        self.rank = _integer("rank", rank)
+        self.seed = exact_int(seed)
+        self.num_replicas, self.rank = exact_int(num_replicas), exact_int(rank)
         self.drop_last = drop_last
-        if self.num_replicas < 1:
-            raise ValueError(
-                f"num_replicas={num_replicas} must be at least 1. Give the number of "
-                "training processes."
-            )
         if not 0 <= self.rank < self.num_replicas:
             raise ValueError(
-                f"rank={rank} with num_replicas={num_replicas}: ranks go from 0 to "
-                f"{num_replicas - 1}. Give both, or neither after init_process_group."
+                f"rank={rank} with num_replicas={num_replicas}: ranks go from 0 up, "
+                "below that. Give both, or neither after init_process_group."
             )
         self.set_epoch(0)
 
@@ -97,18 +85,14 @@ class ElasticSampler(Sampler[int]):
             TypeError: An argument is not an integer.
             ValueError: `epoch` is negative, or `index` is not within the data set.
         """
-        epoch, index = _integer("epoch", epoch), _integer("index", index)
-        if epoch < 0:
-            raise ValueError(f"epoch={epoch}: epochs are counted from 0.")
         num_samples = len(self.dataset)
-        if not 0 <= index <= num_samples:
+        self.epoch, self.index = exact_int(epoch), exact_int(index)
+        if self.epoch < 0 or not 0 <= self.index <= num_samples:
             raise ValueError(
-                f"index={index} is outside [0, {num_samples}]: it counts the finished "
-                f"samples of this epoch, and the data set has {num_samples}. Set it to "
-                "0 for a new epoch, and do not count padding."
+                f"epoch={epoch}, index={index}: epochs are counted from 0, and the "
+                f"finished samples of one from 0 to {num_samples}. Set the index to 0 "
+                "for a new epoch, and do not count padding."
             )
-        self.epoch = epoch
-        self.index = index
         self._num_samples = num_samples
         self._order: Permutation | None = None
         if self.shuffle:
@@ -140,13 +124,3 @@ def _indices(
             np.arange(chunk.start, chunk.stop, chunk.step, dtype=np.int64) % num_samples
         )
         yield from (indices if order is None else order.take(indices)).tolist()
-
-
-def _integer(name: str, value: SupportsIndex) -> int:
-    try:
-        return exact_int(value)
-    except TypeError:
-        raise TypeError(
-            f"{name}={value!r} is a {type(value).__name__}, which cannot count samples "
-            "or replicas. Give an integer."
-        ) from None

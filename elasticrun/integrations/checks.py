@@ -15,14 +15,7 @@ from elasticrun.job.current import current_job
 def check_internals(
     framework: str, owner: Any, uses: Mapping[str, str], *, tested: str
 ) -> None:
-    """Refuse a version of a framework that lacks something that is not public of it.
-
-    Args:
-        framework: What is looked at, with its version.
-        owner: From where names are looked up.
-        uses: For what each name is needed.
-        tested: Versions that have all of them.
-    """
+    """Refuse a version of a framework that lacks something that is not public of it."""
     for name, use in uses.items():
         try:
             attrgetter(name)(owner)

@@ -198,11 +198,7 @@ class Elastic(WorkerGroupCallback):  # type: ignore[misc]
     def _ask(
         self, function: Callable[[Any], bool], argument: Any, *, default: bool
     ) -> list[bool | None]:
-        """Return what each worker answers; None if it is gone.
-
-        Args:
-            default: What stands for the answer of one that is slow.
-        """
+        """Return what each worker answers; None if it is gone."""
         refs = self._call(function, argument)
         ready, _ = ray.wait(refs, num_returns=len(refs), timeout=_ANSWER_SECONDS)
         answers: list[bool | None] = [None] * len(refs)
@@ -224,13 +220,7 @@ class _Stopped:
 
 
 class _Worker:
-    """How far this worker is.
-
-    Attributes:
-        is_prepared: Whether there is an `Elastic`.
-        is_asked: Whether that has asked for a stop.
-        has_ended: Whether the function has, and its job is closed.
-    """
+    """How far this worker is."""
 
     def __init__(self) -> None:
         self.is_prepared = False

@@ -28,10 +28,6 @@ class Cursor:
     where it did before; one at another place begins where the last one ended. So what
     is saved needs no more than the last place, and is right in the middle of a loop as
     well as after it.
-
-    Attributes:
-        end: Where the next loop begins.
-        is_complete: Whether the last loop came to its end by itself.
     """
 
     def __init__(self) -> None:

@@ -27,7 +27,6 @@ class InStep:
     """Counts what this replica has done, and compares it when in doubt.
 
     Attributes:
-        watcher: Asks the others.
         num_passes: Forward passes that DDP expects a backward pass of.
         num_reductions: Backward passes in which DDP averaged gradients.
         num_counts: Sums of counts that `weigh` has asked for.

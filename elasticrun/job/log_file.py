@@ -152,9 +152,6 @@ class _LogFileState(BaseState):
 
     Args:
         file: Where it is written; None on other replicas.
-
-    Attributes:
-        record: What says how far this job has written; None without.
     """
 
     has_parts_on_first_rank_only = True

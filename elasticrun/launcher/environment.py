@@ -106,11 +106,7 @@ def hash_seed() -> dict[str, str]:
 
 
 def of_forkserver(*, is_bare: bool) -> dict[str, str]:
-    """Return the variables under which importing torch starts no thread.
-
-    Args:
-        is_bare: Whether it imports nothing.
-    """
+    """Return the variables under which importing torch starts no thread."""
     own = {**mark(), **hash_seed(), **({} if is_bare else _IN_ONE_THREAD)}
     return {**os.environ, **own}
 

@@ -26,11 +26,7 @@ _PACKAGE_PARENT = str(Path(__file__).parents[2])
 
 
 def command(module: str, function: str, *arguments: object) -> list[str]:
-    """Return the command that calls a function, which finds `arguments` in sys.argv.
-
-    Args:
-        module: Below `elasticrun`.
-    """
+    """Return the command that calls a function, which finds `arguments` in sys.argv."""
     code = _BOOT.format(module=module, function=function)
     return [sys.executable, "-c", code, _PACKAGE_PARENT, *map(str, arguments)]
 

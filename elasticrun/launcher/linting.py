@@ -107,7 +107,7 @@ class Linting:
 def main(launcher: int, path: str) -> int:
     """Lint a script for as long as its launcher lives."""
     processes.die_with_parent(launcher)
-    from elasticrun.lint.__main__ import run
+    from elasticrun.lint.command import run
 
     return run(["--format", "json", "--", path])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -11,7 +12,6 @@ from pathlib import Path
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.errors import counted
 from elasticrun.launcher import environment
-from elasticrun.launcher.modules import main_file, why_not_runnable
 from elasticrun.saving.settings import Settings
 
 AUTO = "auto"
@@ -65,9 +65,14 @@ class Program:
     @property
     def file(self) -> Path | None:
         """The file that is run, if it can be told without importing anything."""
-        if self.kind == "module":
-            return main_file(self.target)
-        return Path(self.target) if self.kind == "script" else None
+        if self.kind != "module":
+            return Path(self.target) if self.kind == "script" else None
+        name = self.target.replace(".", "/")
+        for folder in (os.getcwd(), *sys.path):
+            for file in (f"{name}/__main__.py", f"{name}.py"):
+                if (path := Path(folder, file)).is_file():
+                    return path
+        return None
 
 
 @dataclass(frozen=True)
@@ -174,11 +179,7 @@ def _parse_range(text: str) -> tuple[int, int]:
 def parse_nodes(
     nodes: str | None, endpoint: str | None, *, place: Place, address: str | None = None
 ) -> NodeSettings | None:
-    """Return what `--nodes`, `--rdzv-endpoint` and `--address` mean together.
-
-    Args:
-        place: The checkpoint directory, where nodes find each other by themselves.
-    """
+    """Return what `--nodes`, `--rdzv-endpoint` and `--address` mean together."""
     if nodes is None:
         if endpoint is None and address is None:
             return None
@@ -302,9 +303,6 @@ def check_name(path: str) -> None:
 def make_program(target: str, arguments: list[str], *, is_module: bool) -> Program:
     """Return the program of a command line."""
     if is_module:
-        problem = why_not_runnable(target)
-        if problem:
-            raise OptionError(f"-m {target}: {problem}.")
         return Program("module", target, tuple(arguments), (os.getcwd(),))
     if not os.path.isfile(target):
         raise OptionError(
@@ -335,11 +333,7 @@ def check_processors(size: int, *, uses_gpus: bool) -> None:
 
 
 def check_batch(size: int, elsewhere: int, batch_size: int) -> None:
-    """Refuse more replicas than a global batch has samples.
-
-    Args:
-        batch_size: Of the largest batch so far; 0 if there was none.
-    """
+    """Refuse more replicas than a global batch has samples."""
     if batch_size and size + elsewhere > batch_size:
         others = f" and {elsewhere} on other nodes" if elsewhere else ""
         raise OptionError(

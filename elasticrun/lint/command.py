@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from elasticrun.lint.options import (
     ConfigurationError,
@@ -17,11 +18,13 @@ from elasticrun.lint.options import (
 from elasticrun.lint.rules.table import RULES
 
 if TYPE_CHECKING:
-    from elasticrun.lint.engine import LintResult
+    from elasticrun.lint.engine import LintProblem, LintResult
+    from elasticrun.lint.finding import Finding
 
 CLEAN, FOUND, COULD_NOT = 0, 1, 2
 _PAGES = Path(__file__).with_name("pages")
 FORMATS = ("text", "json", "github")
+_GITHUB = {"E": "error", "W": "warning", "H": "notice"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +60,16 @@ def _codes(text: str) -> tuple[str, ...]:
     return codes
 
 
+def run(arguments: list[str] | None = None) -> int:
+    """Parse the arguments of `elasticrun lint`, and lint."""
+    parser = argparse.ArgumentParser(
+        prog="elasticrun lint",
+        description="Find what a restart would run twice, and what it would lose.",
+    )
+    add_arguments(parser)
+    return main(parser.parse_args(arguments))
+
+
 def main(options: argparse.Namespace) -> int:
     """Lint; return 0 if clean, 1 with findings, 2 if something could not be linted."""
     before = gc.get_threshold()
@@ -68,18 +81,17 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _lint(options: argparse.Namespace) -> int:
-    from elasticrun.lint.report import problem_line, report
 
     try:
         result = _result(options)
     except (ConfigurationError, SyntaxError, ValueError) as error:
         _complain(f"elasticrun lint: {error}")
         return COULD_NOT
-    output = report(result, options.format)
+    output = _report(result, options.format)
     if output:
         _say(output)
     for problem in result.problems:
-        _complain(problem_line(problem))
+        _complain(f"{problem.path}:{problem.line}: {problem.message}")
     if result.problems:
         return COULD_NOT
     return FOUND if result.findings else CLEAN
@@ -144,3 +156,60 @@ def _say(text: str) -> None:
 
 def _complain(text: str) -> None:
     sys.stderr.write(f"{text}\n")
+
+
+def _report(result: LintResult, form: str) -> str:
+    """Return all findings in one of the forms that the command line offers."""
+    if form == "json":
+        return json.dumps(_as_json(result), indent=2)
+    as_lines = {"text": _text, "github": _github}[form]
+    lines = [as_lines(each) for each in result.findings]
+    if form == "github":
+        lines += [_github_problem(each) for each in result.problems]
+    return "\n".join(lines)
+
+
+def _text(finding: Finding) -> str:
+    lines = [f"{finding.place}: {finding.code} {finding.message}"]
+    if finding.source.strip():
+        lines.append(f"   {finding.line} | {finding.source.rstrip()}")
+    if finding.chain:
+        lines.append(f"   chain: {finding.chain}")
+    pointer = f"elasticrun rule {finding.code}"
+    lines.append(f"   help: {finding.help:<60} {pointer}")
+    return "\n".join(lines)
+
+
+def _as_json(result: LintResult) -> dict[str, Any]:
+    """Return the findings and problems as plain values."""
+    return {
+        "version": 1,
+        "findings": [
+            {key: value for key, value in each._asdict().items() if key != "source"}
+            for each in result.findings
+        ],
+        "problems": [each._asdict() for each in result.problems],
+        "elastic": [each.name for each in result.modules if each.leads_to_elastic],
+    }
+
+
+def _github(finding: Finding) -> str:
+    position = (
+        f"file={_property(finding.path)},line={finding.line},col={finding.column}"
+    )
+    text = _data(f"{finding.message}. Help: {finding.help}")
+    level = _GITHUB[finding.severity]
+    return f"::{level} {position},title=elasticrun {finding.code}::{text}"
+
+
+def _github_problem(problem: LintProblem) -> str:
+    position = f"file={_property(problem.path)},line={problem.line}"
+    return f"::error {position},title=elasticrun::{_data(problem.message)}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -12,7 +12,6 @@ class Edit(NamedTuple):
 
     Attributes:
         why: What is wrong with the node as it is.
-        help: What to write.
         text: The code that the linter goes on with; empty if the author must find it.
         place: Whether it stands instead of the node, or behind it.
     """

@@ -23,7 +23,7 @@ What = Literal[
     "added",  # something with these taints, to an Accumulator
     "divided",  # what an Accumulator has, by the number of batches
     "changed",  # a field of something saved gets a value: set, updated, or grown
-    # Random numbers: a generator (the value, or a global one) is seeded, or drawn from.
+    # Random numbers: a generator of the program's is seeded; any is drawn from.
     "seeded", "drawn",
     "unfixed",  # something is asked that no later start is told again: the time, ...
     # What is seen outside of the process: lines and numbers for people; a file that is
@@ -42,7 +42,6 @@ class Event:
     """Something that happens at a step.
 
     Attributes:
-        at: The node that does it.
         value: To what it happens, if that is known.
         name: What is called, or the field that is changed.
         role: Of what is made or trained.
@@ -50,12 +49,10 @@ class Event:
         text: A file's path or what is changed, as the program writes it.
         given: The values that a call is given, as far as they are seen.
         taints: Those of a loss, or of what is put somewhere.
-        loop: That is left.
         turns: The plain loops around it, since the last epoch or dataset loop.
         catching: What the `try` and `suppress` around it catch.
         is_keyed: Whether a draw is given a generator or seed of its own.
         is_seeded: Whether the generator behind a draw has a seed.
-        registered: Whether the value was registered when it happened.
     """
 
     what: What

@@ -17,7 +17,6 @@ class Rule(NamedTuple):
         head: Its code, its severity, and its title. The severity is `E`, `W`, or `H`
             for a hint, which only `--pedantic` shows. A finding about something known
             only by its name is one level lower.
-        help: What to do, in one line.
     """
 
     head: str

@@ -188,11 +188,7 @@ class WalkedLoop:
 
 @dataclass(eq=False, repr=False)
 class EpochLoop(WalkedLoop):
-    """A loop over `remaining_epochs_until`.
-
-    Attributes:
-        bound, bound_value: How many epochs: as the program writes it, and what it is.
-    """
+    """A loop over `remaining_epochs_until`."""
 
     bound: ast.expr | None
     bound_value: Value | None
@@ -205,7 +201,6 @@ class DataLoop(WalkedLoop):
     `remaining_steps_until` is one too, without a loader.
 
     Attributes:
-        text: The loader as the program calls it.
         sure: False if only a name says that it is a loop over an elastic loader.
         is_elastic: False for a loop over a plain DataLoader.
     """

@@ -19,7 +19,6 @@ class LintOptions(NamedTuple):
     Attributes:
         select: Codes or beginnings of codes to report; empty for all.
         ignore: Codes or beginnings of codes not to report.
-        pedantic: Whether hints are reported.
         exclude: Patterns of files and folders to pass over where a folder is linted.
         root: The folder from which these patterns start.
     """

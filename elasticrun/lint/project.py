@@ -50,10 +50,7 @@ class Module:
         is_file: Whether the file has this text, so that it need not be held.
 
     Attributes:
-        folder: Where the file is.
         name: What the file is called in messages.
-        tree: The syntax tree, or None if the file does not parse.
-        error: Why it does not parse.
         leads_to_elastic: Whether it is elastic or imports, in any number of steps, a
             module that is; None if nobody has asked yet.
     """

@@ -12,13 +12,7 @@ Loop = ast.For | ast.While
 
 
 class Script:
-    """A file's tree, and what its names stand for.
-
-    Attributes:
-        nodes: All of them, those further outside first.
-        parents: The node in which each one stands.
-        assigned: What the file assigns to each name, wherever it does.
-    """
+    """A file's tree, and what its names stand for."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.nodes = list(ast.walk(tree))

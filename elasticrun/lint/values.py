@@ -59,7 +59,6 @@ class Value:
     """What the walk knows of one value of the program.
 
     Attributes:
-        kind: What it is.
         name: A dotted external name, or what the program calls it.
         sure: Known by its constructor; False if only a name speaks for it.
         taints: What it was computed from: `rank`, `random`, `time`, `epoch`, ...
@@ -67,7 +66,6 @@ class Value:
         attrs: Attributes, or items of a dictionary by constant key.
         constant: Of a constant: its value.
         mode: Of an open file: how it was opened; "?" if that is not known.
-        node: What makes or defines it.
         owner: What it is a part of: a method's object, a parameter's model, ...
         cls: The class itself, or that of an instance or method.
         frame: The walk's frame: of a module its names, of a function those around it,

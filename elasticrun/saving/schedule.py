@@ -45,11 +45,7 @@ class Schedule:
             self.due_at += 1
 
     def note_saved(self, boundary: int, *, seconds: float) -> None:
-        """Note that a save was made, or tried, at this boundary.
-
-        Args:
-            seconds: How long the last save took that has ended.
-        """
+        """Note that a save was made, or tried, at this boundary."""
         self._by_time.note_duration(seconds)
         if not self._is_at_each:
             self.due_at = boundary + self._num_batches

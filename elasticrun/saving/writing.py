@@ -34,11 +34,7 @@ class SaveFailed(ElasticRunError):
 
 @dataclass(frozen=True)
 class WriteReport:
-    """What a rank has written of what it has captured.
-
-    Attributes:
-        error: Why that is not everything, or None.
-    """
+    """What a rank has written of what it has captured."""
 
     capture: Capture
     files: tuple[FileRecord, ...] = ()
@@ -101,11 +97,7 @@ class CheckpointWriter:
             self._draft = self._checkpoints.begin(capture.number)
 
     def write_files(self, capture: Capture, newest: Checkpoint | None) -> WriteReport:
-        """Write this rank's files, with rank 0 also those that are carried over.
-
-        Args:
-            newest: Where the latter come from.
-        """
+        """Write this rank's files, with rank 0 also those that are carried over."""
         try:
             with _failing_softly():
                 return WriteReport(capture, tuple(self._write_files(capture, newest)))

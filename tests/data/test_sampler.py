@@ -213,8 +213,8 @@ def test_without_a_process_group_the_environment_is_not_asked(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_replicas": 0}, "num_replicas=0 must be at least 1. Give"),
-        ({"num_replicas": 2, "rank": 2}, "rank=2 with num_replicas=2: .* 0 to 1. Give"),
+        ({"num_replicas": 0}, "rank=0 with num_replicas=0"),
+        ({"num_replicas": 2, "rank": 2}, "rank=2 with num_replicas=2: .* below"),
         ({"num_replicas": 2, "rank": -1}, "rank=-1 with num_replicas=2"),
         ({"rank": 1}, "rank=1 with num_replicas=1: .* Give both, or neither"),
     ],
@@ -226,7 +226,7 @@ def test_impossible_ranks_are_refused(arguments: dict[str, int], message: str) -
 
 @pytest.mark.parametrize("name", ["seed", "num_replicas", "rank"])
 def test_numbers_must_be_integers(name: str) -> None:
-    with pytest.raises(TypeError, match=f"{name}=0.5 is a float, .* Give an integer"):
+    with pytest.raises(TypeError, match="as an integer"):
         ElasticSampler(range(8), **{name: 0.5})  # type: ignore[arg-type]
 
 
@@ -235,16 +235,16 @@ def test_a_stream_is_refused() -> None:
         def __iter__(self) -> Iterator[int]:
             return iter(range(3))
 
-    with pytest.raises(TypeError, match=r"dataset=Stream has no length, .* map-style"):
+    with pytest.raises(TypeError, match="Stream.* has no len"):
         ElasticSampler(Stream())  # type: ignore[arg-type]
 
 
 def test_an_impossible_place_is_refused() -> None:
     sampler = ElasticSampler(range(8))
     for index in (-1, 9):
-        with pytest.raises(ValueError, match=rf"index={index} is outside \[0, 8\]"):
+        with pytest.raises(ValueError, match=f"index={index}: .* from 0 to 8"):
             sampler.set_epoch(0, index)
-    with pytest.raises(ValueError, match="epoch=-1: epochs are counted from 0"):
+    with pytest.raises(ValueError, match="epoch=-1, .* counted from 0"):
         sampler.set_epoch(-1)
-    with pytest.raises(TypeError, match=r"index=1\.5 is a float"):
+    with pytest.raises(TypeError, match="as an integer"):
         sampler.set_epoch(0, 1.5)  # type: ignore[arg-type]

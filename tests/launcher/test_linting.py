@@ -111,7 +111,7 @@ import signal, sys
 from pathlib import Path
 class Hold:
     def find_spec(self, name, path=None, target=None):
-        if name == "elasticrun.lint.__main__":
+        if name == "elasticrun.lint.command":
             Path({root!r}, "marks", "linting").touch()
             signal.pause()
 sys.meta_path.insert(0, Hold())

@@ -135,6 +135,12 @@ def test_a_module_runs_as_python_would_run_it(stage: Stage) -> None:
     assert line == f"package __main__ {[str(package / 'train.py')]}"
 
 
+def test_of_a_module_that_is_none_python_says_what_is_missing(stage: Stage) -> None:
+    with running(stage, "--replicas", 1, "-m", script="no_such_module") as job:
+        assert job.wait() == 1, job.events
+    assert "No module named no_such_module" in job.events
+
+
 def test_a_job_ends_says_that_it_has_and_starts_anew(stage: Stage) -> None:
     assert run(stage, "--replicas", 3).wait() == 0
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
@@ -246,8 +252,6 @@ def test_imports_that_start_threads_are_left_to_the_replicas(stage: Stage) -> No
 def test_what_cannot_be_is_refused_before_anything_starts(stage: Stage) -> None:
     for options, text in (
         (["no-such.py"], "no such script"),
-        (["-m", "no_such_module"], "there is no such module"),
-        (["-m", "json"], "no __main__"),
         (["--replicas", "0", __file__], "--replicas 0"),
         (["--nproc-per-node", "2", "--nnodes", "many", __file__], "--nodes many"),
         ([], "following arguments are required: SCRIPT\n"),

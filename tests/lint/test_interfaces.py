@@ -84,8 +84,7 @@ def test_what_an_imported_file_does_is_said_less_loudly(tmp_path: Path) -> None:
 
 LOUD = {
     "E": """
-        ER104 ER107 ER206 ER208 ER301 ER401 ER402 ER502
-        ER504
+        ER104 ER107 ER206 ER208 ER301 ER401 ER402 ER504
     """,
     "W": """
         ER001 ER002 ER003 ER105 ER106 ER110 ER114 ER115 ER202 ER207 ER209

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticrun.lint.__main__ import run
-from elasticrun.lint.command import rule_main
+from elasticrun.lint.command import rule_main, run
 from elasticrun.lint.engine import lint_paths, lint_text
 from elasticrun.lint.rules.table import RULES
 from tests.lint.pages import PAGES, PRELUDE

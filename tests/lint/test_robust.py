@@ -105,7 +105,7 @@ def test_a_broken_rule_is_reported_not_raised(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_linter_imports_neither_torch_nor_the_rest() -> None:
     code = (
-        "import sys\nfrom elasticrun.lint.__main__ import run\n"
+        "import sys\nfrom elasticrun.lint.command import run\n"
         "run(['examples'])\n"
         "ours = {m for m in sys.modules if m.startswith('elasticrun.')}\n"
         "assert all(m.startswith('elasticrun.lint') for m in ours), ours\n"
@@ -120,7 +120,7 @@ def test_what_a_process_lints_first_is_no_special_case(tmp_path: Path) -> None:
     saved = "log = Variables(first=first, second=second)\n"
     text = "first, second = {}, {}\n" + PRELUDE + saved + PAGES["ER301"].wrong
     script.write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "elasticrun.lint", script]
+    command = [sys.executable, "-m", "elasticrun", "lint", script]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "ER301 `best`" in result.stdout
 

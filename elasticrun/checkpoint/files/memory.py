@@ -29,11 +29,7 @@ class NoMemoryLeftError(MemoryError):
 
 
 class Captured:
-    """One file's content in memory.
-
-    Attributes:
-        blocks: The content, in order; valid until the memory is cleared.
-    """
+    """One file's content in memory."""
 
     def __init__(self, blocks: Sequence[memoryview]) -> None:
         self.blocks = tuple(blocks)
@@ -64,9 +60,6 @@ class Memory:
 
     Filled in the training thread, while training waits; read in the writer's. One save
     is over before the next one begins, so the two never meet.
-
-    Attributes:
-        num_threads: How many threads may copy.
     """
 
     def __init__(self) -> None:

@@ -17,9 +17,6 @@ class ErrorKeepingWriter(io.BufferedIOBase):
     It has no `fileno()`, which would let a writer bypass it, as the legacy format of
     `torch.save` does.
 
-    Args:
-        take: Takes the bytes, all of them: a file's `write`, for instance.
-
     Attributes:
         error: What that has raised, whatever a writer has made of it.
     """

@@ -151,11 +151,7 @@ def _say_what_there_is(storage: Storage) -> str:
 
 
 def choose_storage(word: str | None, *, configured: str | None) -> Storage:
-    """Return what keeps the directory that is meant, by a word or without one.
-
-    Args:
-        configured: What the job itself would use.
-    """
+    """Return what keeps the directory that is meant, by a word or without one."""
     given = word or configured
     if given is not None:
         storage = storage_at(given)

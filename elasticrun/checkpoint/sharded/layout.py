@@ -46,12 +46,7 @@ TensorSource = SavedTensor | Tensor
 
 @dataclass(frozen=True)
 class Layout:
-    """Where every chunk of a state is written.
-
-    Attributes:
-        tensors: All chunks, by their tensor's path.
-        own: The chunks of each rank, in the order of its file.
-    """
+    """Where every chunk of a state is written."""
 
     tensors: Mapping[str, SavedTensor]
     own: Sequence[Sequence[tuple[str, Chunk]]]

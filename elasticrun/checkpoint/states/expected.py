@@ -61,11 +61,7 @@ STEP_TIMES = {
 
 
 def check_values(values: Any, expected: Any, *, name: str) -> None:
-    """Refuse values that do not look as expected.
-
-    Args:
-        name: The state's, and where in it, as the error calls the values.
-    """
+    """Refuse values that do not look as expected."""
     if isinstance(expected, Kind):
         if not expected.fits(values):
             raise misfit(name, values, expected.words)

@@ -71,11 +71,7 @@ def write_gathered(
     *,
     world_size: int,
 ) -> list[FileRecord]:
-    """Write what all ranks have told of a state.
-
-    Args:
-        fetch: Returns what some ranks have told, when their file is written.
-    """
+    """Write what all ranks have told of a state."""
     records = []
     for first in range(0, world_size, RANKS_A_FILE):
         ranks = range(first, min(first + RANKS_A_FILE, world_size))

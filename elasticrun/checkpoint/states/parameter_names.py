@@ -47,12 +47,7 @@ def name_parameters(modules: Iterable[tuple[str, nn.Module]]) -> dict[Tensor, st
 def find_names(
     name: str, optimizer: Optimizer, modules: Iterable[tuple[str, nn.Module]]
 ) -> dict[str, Tensor]:
-    """Return an optimizer's parameters by their names in registered modules, in order.
-
-    Args:
-        name: What the optimizer is registered as.
-        modules: The modules, and what they are registered as.
-    """
+    """Return an optimizer's parameters by their names in modules, in order."""
     names = name_parameters(modules)
     found: dict[str, Tensor] = {}
     for number, group in enumerate(optimizer.param_groups):

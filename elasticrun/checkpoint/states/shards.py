@@ -165,12 +165,7 @@ class ShardReader:
     def read(
         self, path: str, number: int, offsets: Sequence[int], lengths: Sequence[int]
     ) -> Tensor:
-        """Return a box of a tensor's chunk; only its rows are read.
-
-        Args:
-            number: Which chunk of the tensor.
-            offsets: Where the box begins in the chunk.
-        """
+        """Return a box of a tensor's chunk; only its rows are read."""
         saved = self._saved.tensors[path]
         chunk = saved.chunks[number]
         self.open({chunk.rank})

@@ -56,11 +56,7 @@ def save_values_of(state: BaseState, values: Any, fileobj: BinaryIO) -> None:
 def begin_to_save(
     state: BaseState, values: Any, copies: StateCopier
 ) -> tuple[Callable[[BinaryIO], object], bool]:
-    """Return what writes a state's values, and whether another thread may do it later.
-
-    Args:
-        copies: The state's, for what may.
-    """
+    """Return what writes a state's values, and if another thread may do it later."""
     copy_of = None if state.trusts_pickle else copies.copy(values)
     if copy_of is None:
         return partial(save_values_of, state, values), False

@@ -113,12 +113,7 @@ class StoreClaim:
         return None if self._own is None else claim_name(self._number)
 
     def acquire(self, *, timeout: float) -> None:
-        """Claim the place, once its owner has released it, or is dead, or silent.
-
-        Args:
-            timeout: Seconds that an owner is given that lives, but may be about to
-                exit.
-        """
+        """Claim the place, once its owner has released it, or is dead, or silent."""
         if self._own is not None:
             raise in_use_error(self._objects.place, self._own.owner)
         deadline = time.monotonic() + timeout

@@ -68,11 +68,7 @@ class DirectoryLock:
         self._file: io.FileIO | None = None
 
     def acquire(self, *, timeout: float) -> None:
-        """Make the directory and take its lock.
-
-        Args:
-            timeout: Seconds to wait for a live owner, which may be about to exit.
-        """
+        """Make the directory and take its lock."""
         try:
             durable.make_directory(self.directory)
             durable.check_writable(self.directory)

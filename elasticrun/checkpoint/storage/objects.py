@@ -21,12 +21,7 @@ from elasticrun.errors import CheckpointError
 
 
 class Objects:
-    """The objects below a URL, by names like `checkpoint-00000012/model`.
-
-    Args:
-        system: A file system of fsspec.
-        root: The URL's path in it.
-    """
+    """The objects below a URL, by names like `checkpoint-00000012/model`."""
 
     def __init__(self, place: RemotePath, system: Any, root: str) -> None:
         self.place = place

@@ -66,7 +66,6 @@ class SizedBatches:
     A size holds from the first batch that begins at its place in the plan or later.
 
     Attributes:
-        num_samples: Samples in the loop.
         seen: Samples that the plan counts before the loop.
     """
 
@@ -137,9 +136,6 @@ class CycledBatches:
     """One pass after another over the same batches, which do not lie across its end.
 
     Places in the order go on from pass to pass.
-
-    Attributes:
-        once: The batches of one pass.
     """
 
     once: Batches
@@ -169,12 +165,7 @@ class CycledBatches:
 
 @dataclass(frozen=True)
 class ListedBatches:
-    """Batches that are lists of one's own; the index counts them.
-
-    Attributes:
-        num_batches: How many the loop has.
-        size_of: How many samples a batch has.
-    """
+    """Batches that are lists of one's own; the index counts them."""
 
     num_batches: int
     size_of: Callable[[int], int]

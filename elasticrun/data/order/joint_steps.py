@@ -29,10 +29,6 @@ class JointSteps:
 
     All deliver equally many micro-batches in a step: as many as the one that needs most
     of them.
-
-    Args:
-        begin: The first step of this generation.
-        end: The step before which the loop ends.
     """
 
     def __init__(

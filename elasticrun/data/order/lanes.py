@@ -89,7 +89,6 @@ class Lanes:
         starts: The number of each stream's first sample, over all streams.
 
     Args:
-        lengths: Samples of each stream.
         num_lanes: The most lanes.
         window: Samples of a lane in a row that a shuffled order mixes.
     """

@@ -40,7 +40,6 @@ class SampleOrder:
         length: Of the whole order.
         num_samples: How much of it a loop delivers.
         plan: Samples in a global batch.
-        sampler: A map of positions to indices (`as_map`), or None.
     """
 
     length: int
@@ -127,7 +126,6 @@ class ListedOrder:
     Attributes:
         batch_sampler: A map from a batch's number to its data-set indices.
         num_samples: How many of them a loop delivers: here it counts batches.
-        shuffle: Whether they come in another order in each loop.
     """
 
     batch_sampler: Any

@@ -15,12 +15,6 @@ def partition(positions: _Run, number: int, *, num_parts: int) -> _Run:
     They are cut into `num_parts` runs whose lengths differ by at most one, the longer
     ones first: a global batch among the replicas, and a replica's share into its
     micro-batches. So every part depends on nothing but these three.
-
-    Args:
-        number: Which part, in [0, num_parts).
-
-    Returns:
-        A possibly empty part of `positions`.
     """
     length, num_longer = divmod(len(positions), num_parts)
     start = number * length + min(number, num_longer)

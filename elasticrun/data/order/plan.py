@@ -54,9 +54,6 @@ class LoopPlan:
     without any sample for this replica is in flight only.
 
     Attributes:
-        batches: The global batches of the loop.
-        shares: What of each one this replica reads.
-        order: Maps positions to data-set indices.
         first: The number of the batch to begin with.
         end: That of the batch before which to end.
         seeding: How the draws of each micro-batch are seeded; None to ask for the plain

@@ -93,12 +93,7 @@ def shares_of(
 
 @dataclass(frozen=True)
 class CutsForNoise:
-    """Cuts the batches of which the noise of gradients is measured, at least in two.
-
-    Attributes:
-        batches: The global batches of the loop.
-        shares: How each of them would be cut.
-    """
+    """Cuts the batches of which the noise of gradients is measured, at least in two."""
 
     batches: Batches
     shares: Cuts
@@ -118,8 +113,6 @@ class EvenShares:
     """Runs of neighbours whose lengths differ by at most one.
 
     Attributes:
-        batches: The global batches of the loop.
-        shares: How each of them is shared out.
         cuts: Those of the loaders that deliver in the same steps, if there are any:
             batch k is then delivered in step k.
     """
@@ -153,10 +146,7 @@ class LaneShares:
     reads every lane, and has a run of neighbours of each global batch.
 
     Attributes:
-        batches: The global batches of the loop.
-        shares: How each of them is cut.
         cuts: As of `EvenShares`.
-        lanes: Of the streams.
         pass_length: Samples of a pass; positions go on from pass to pass.
     """
 

@@ -76,9 +76,6 @@ def scan_all(
     they share the work without waiting for each other.
 
     Args:
-        names: Of the streams.
-        scan: Reads the stream of a number through; called in several threads.
-        kind: How it counts.
         directory: Where scans are kept; None to read all streams at each start.
     """
 

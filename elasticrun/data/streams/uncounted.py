@@ -162,11 +162,7 @@ class Uncounted(InLanes):
 
 
 class _Lane:
-    """The samples of one lane in one loop, block after block.
-
-    Args:
-        shuffled_by: What the order of the samples in each block depends on, or None.
-    """
+    """The samples of one lane in one loop, block after block."""
 
     def __init__(
         self, reader: StreamReader, size: int, *, shuffled_by: int | None

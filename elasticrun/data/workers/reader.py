@@ -6,13 +6,14 @@ import gc
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from multiprocessing import forkserver
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.autograd.profiler import record_function
 from torch.utils.data import (
     DataLoader,
@@ -25,10 +26,16 @@ from elasticrun.data.order.batches import MAX_INDEX
 from elasticrun.data.order.lanes import Slots
 from elasticrun.data.order.plan import Cut, as_lists
 from elasticrun.data.workers.forking import sure_to_begin
-from elasticrun.data.workers.in_memory import InMemory, cut_into_tensors, in_memory
-from elasticrun.data.workers.joining import joined
-from elasticrun.data.workers.reading import DRY, Reader, batch_reading, takes_tensor
-from elasticrun.data.workers.transfer import send_small_tensors_by_value
+from elasticrun.data.workers.reading import (
+    DRY,
+    InMemory,
+    Reader,
+    batch_reading,
+    cut_into_tensors,
+    in_memory,
+    send_small_tensors_by_value,
+    takes_tensor,
+)
 from elasticrun.replicas.signals import (
     handled_stop_signals,
     ignore_stop_signals_in_worker,
@@ -364,3 +371,33 @@ class WorkerInit:
             object.__setattr__(information, "dataset", information.dataset.dataset)
         if self._user_function is not None:
             self._user_function(worker_id)
+
+
+def joined(pieces: Sequence[Any], places: Sequence[Sequence[int]]) -> Any:
+    """Return what torch's default collate makes of all samples in their order.
+
+    Args:
+        pieces: What it has made of the samples of each worker that has any.
+        places: Where these samples are in the batch.
+    """
+    if len(pieces) == 1:
+        return pieces[0]
+    first = pieces[0]
+    if isinstance(first, Tensor):
+        order = torch.tensor([place for own in places for place in own])
+        whole = torch.cat(list(pieces))
+        return torch.empty_like(whole).index_copy_(0, order, whole)
+    if isinstance(first, Mapping):
+        merged = {key: joined([p[key] for p in pieces], places) for key in first}
+        kind: Any = type(first)
+        return merged if kind is dict else kind(merged)
+    if not first:
+        return first
+    if isinstance(first[0], (str, bytes)):
+        samples: list[Any] = [None] * sum(map(len, places))
+        for piece, own in zip(pieces, places, strict=True):
+            for place, sample in zip(own, piece, strict=True):
+                samples[place] = sample
+        return type(first)(samples)
+    fields = [joined(own, places) for own in zip(*pieces, strict=True)]
+    return type(first)(*fields) if hasattr(first, "_fields") else type(first)(fields)

@@ -11,11 +11,17 @@ import inspect
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.multiprocessing.reductions import reduce_tensor
+from torch.utils.data import Dataset, TensorDataset, default_collate, get_worker_info
+
+from elasticrun.data.order.plan import Cut
 
 # 2**64 over the golden ratio, an odd number: the middle bits of a product with it
 # depend on all lower bits (multiplicative hashing: Knuth, "Sorting and Searching").
@@ -30,6 +36,11 @@ _TENSOR = (torch.Tensor, "torch.Tensor", "Tensor")
 # [0, 2**64) for the generators, or one for each sample. A plain tuple: it is sent to a
 # worker for every batch, and a class of its own takes several times as long to pickle.
 ReadRequest = tuple[list[int], int | list[int]]
+# Bytes of a tensor that is sent by value: up to here two to five times as many batches
+# a second arrive; from a mebibyte on, shared memory is the faster way.
+LARGEST = 1 << 17
+
+Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class _Dry(enum.Enum):  # Of which there is one, also after it was sent.
@@ -150,3 +161,92 @@ def program_generators_kept() -> Iterator[None]:
         torch.default_generator.set_state(torch_state)
         np.random.set_state(numpy_state)
         random.setstate(python_state)
+
+
+def send_small_tensors_by_value() -> None:
+    """Let this process, a DataLoader worker, send them inside its messages.
+
+    Torch moves every tensor into shared memory and sends a file descriptor. For a few
+    kilobytes, these system calls take several times as long as sending the bytes.
+    """
+    ForkingPickler.register(torch.Tensor, _reduce)
+
+
+def _reduce(tensor: torch.Tensor) -> Reduced:
+    # Neither way keeps these two flags, so that torch would deliver other values.
+    tensor = tensor.resolve_conj().resolve_neg()
+    if not _is_plain(tensor) or not 0 < tensor.nbytes <= LARGEST:
+        reduced: Reduced = reduce_tensor(tensor)  # type: ignore[no-untyped-call]
+        return reduced
+    data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return _rebuild, (data, tensor.dtype, tuple(tensor.shape))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether its bytes, type and shape are all that there is to it."""
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not (tensor.is_nested or tensor.is_quantized or tensor.requires_grad)
+        and tensor.is_contiguous()
+    )
+
+
+def _rebuild(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    # A copy in memory of torch's own, aligned and resizable as any other tensor's.
+    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape).clone()
+
+
+class InMemory:
+    """The tensors of a plain `TensorDataset`, a batch by one indexing operation.
+
+    To read samples one by one and collate them takes fifty times as long.
+    What comes out has the bits, the form and the strides that reading sample by sample
+    and torch's default collate give.
+    """
+
+    def __init__(self, dataset: TensorDataset) -> None:
+        self.dataset = dataset
+        self.device = dataset.tensors[0].device
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, indices: Tensor) -> list[Tensor]:
+        """Return one tensor of the batch for each tensor of the data set."""
+        indices = torch.as_tensor(indices)  # A worker is sent a list.
+        try:
+            return [tensor.index_select(0, indices) for tensor in self.dataset.tensors]
+        except IndexError as error:
+            wrong = indices[(indices < 0) | (indices >= len(self))].tolist()
+            raise IndexError(
+                f"the sampler, or the batch sampler, gives the index {wrong[0]}, but "
+                f"the data set has {len(self)} samples, which count from 0."
+            ) from error
+
+
+def in_memory(dataset: Any, collate: Any) -> InMemory | None:
+    """Return the data set for reading by batches; None where that could differ."""
+    if type(dataset) is not TensorDataset or collate is not default_collate:
+        return None
+    tensors = dataset.tensors
+    is_plain = all(
+        type(tensor) is Tensor
+        and tensor.layout is torch.strided
+        and tensor.device == tensors[0].device
+        # Stacking samples keeps neither of these.
+        and not (tensor.is_conj() or tensor.is_neg())
+        and not (tensor.requires_grad or tensor.is_quantized)
+        for tensor in tensors
+    )
+    return InMemory(dataset) if is_plain else None
+
+
+def cut_into_tensors(device: torch.device | None) -> Cut:
+    """Return what cuts indices into tensors, moved to a device all at once."""
+
+    def cut(indices: NDArray[np.int64], lengths: list[int]) -> Sequence[Tensor]:
+        whole = torch.from_numpy(indices)
+        return (whole if device is None else whole.to(device)).split_with_sizes(lengths)
+
+    return cut

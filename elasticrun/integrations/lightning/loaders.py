@@ -40,11 +40,7 @@ class LoaderProxy:
 def make_elastic(
     loader: DataLoader[Any], batch_size: int, *, name: str, is_for_training: bool
 ) -> AdaptiveDataLoader[Any]:
-    """Return an AdaptiveDataLoader that delivers what a loader of torch's does.
-
-    Args:
-        batch_size: Of all devices together.
-    """
+    """Return an AdaptiveDataLoader that delivers what a loader of torch's does."""
     has_workers = loader.num_workers > 0
     return AdaptiveDataLoader(
         loader.dataset,

@@ -43,9 +43,6 @@ def restore_logs(
     """Let loggers write where they wrote before.
 
     From the file of a `CSVLogger` goes what a killed generation has written since.
-
-    Args:
-        is_writer: Whether this replica writes the logs.
     """
     for logger, of_logger in zip(loggers, kept, strict=False):
         if not of_logger or not isinstance(logger, (CSVLogger, TensorBoardLogger)):

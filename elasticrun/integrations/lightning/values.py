@@ -23,10 +23,6 @@ class StepValues:
     and get back what they had before. The value of a step is Lightning's: that of the
     last micro-batch, and with `sync_dist=True` the mean of the devices' means.
 
-    Args:
-        trainer: With the module whose metrics these are.
-        results: Where the loop keeps what is logged.
-
     Attributes:
         is_even: Whether every device has a part of each batch.
     """
@@ -41,11 +37,7 @@ class StepValues:
         results.update_metrics = self._log
 
     def begin_part(self, num_valid: int) -> None:
-        """Take what is logged from now on for that of one batch or micro-batch.
-
-        Args:
-            num_valid: How many samples it has, without padding.
-        """
+        """Take what is logged from now on for that of one batch or micro-batch."""
         self.end_part()
         self._num_valid = num_valid
         if not num_valid:
@@ -81,11 +73,7 @@ class StepValues:
 
 
 class Evaluations:
-    """Reads batches for a Trainer's validations and tests, and leaves out padding.
-
-    Args:
-        trainer: Whose loops these are.
-    """
+    """Reads batches for a Trainer's validations and tests, and leaves out padding."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer: Any = trainer

@@ -47,7 +47,6 @@ class Evaluation:
     """An evaluation that is running, and how its batches are shared out.
 
     Attributes:
-        num_replicas: How many share a batch.
         share: Of this replica's loss in the mean of the batch.
         is_loss_next: Whether that loss is what is gathered next.
     """
@@ -103,9 +102,6 @@ def gather_rows(gather: Callable[[Tensor], Tensor], values: Any) -> Any:
     """Return the rows of all replicas, which may have different numbers of them.
 
     Collective.
-
-    Args:
-        gather: Accelerate's, which needs equal numbers.
     """
     return recursively_apply(partial(_gather_rows, gather), values)
 

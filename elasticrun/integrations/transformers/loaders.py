@@ -44,11 +44,7 @@ def without_rows(inputs: Any) -> dict[str, Any]:
 
 @dataclass(eq=False)
 class LocalBatches:
-    """Wraps the loader for the Trainer, which iterates an epoch.
-
-    Attributes:
-        first: The batch to begin with.
-    """
+    """Wraps the loader for the Trainer, which iterates an epoch."""
 
     loader: AdaptiveDataLoader[Any]
     epoch: int

@@ -26,7 +26,6 @@ class TrainingState(State):
     """What a Trainer knows of its training.
 
     Attributes:
-        num_epochs: How many are finished.
         has_ended: Whether it has ended for good: by a callback, or within an epoch.
         began: When it would have begun without the time between generations.
     """

@@ -116,11 +116,7 @@ def first_cause(endings: Sequence[Ending]) -> Ending | None:
 
 
 def describe(ending: Ending, *, hint: str = "") -> str:
-    """Return a failure as a sentence for people.
-
-    Args:
-        hint: What is known about SIGKILL, such as that memory was full.
-    """
+    """Return a failure as a sentence for people."""
     if ending.failure is not None:
         summary = ending.failure.summary
         hint = _NO_CUDA_HINT if _NO_CUDA.search(summary) else ""

@@ -136,10 +136,6 @@ class Member:
 class Generation:
     """The replicas that were started together.
 
-    Args:
-        number: Of the generation, for the logs.
-        offset: The rank of the first replica.
-
     Attributes:
         members: Of this node, by rank.
         is_discarded: Whether it was killed because nobody needed it any more.
@@ -227,11 +223,7 @@ class Generation:
         return any(member.report for member in self.members)
 
     def newest_checkpoint(self, default: Place) -> int:
-        """Return the newest one's number; the script may have a directory of its own.
-
-        Args:
-            default: Where it is unless a replica said otherwise.
-        """
+        """Return its number; the script may have a directory of its own."""
         reported = self.members[0].report.get("checkpoint_dir")
         return newest_checkpoint(parse_place(reported) if reported else default)
 

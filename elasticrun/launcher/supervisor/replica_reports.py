@@ -16,10 +16,6 @@ _LONGEST = 500  # Characters of the last line that is kept.
 class ReplicaReports:
     """Passes on what replicas report, by callbacks and to the user.
 
-    Args:
-        crashes: To whom it matters whether a batch was trained.
-        is_quiet: Whether the user is not shown what replicas print.
-
     Attributes:
         on_ready: Called with the generation when all its replicas here have made
             their job.
@@ -55,11 +51,7 @@ class ReplicaReports:
         self._repeats.clear()
 
     def tell(self, why: str, *, is_over: bool = False) -> None:
-        """Tell the user, and callers that wait for a rescaling.
-
-        Args:
-            is_over: Whether there will be no rescaling.
-        """
+        """Tell the user, and callers that wait for a rescaling."""
         self._console.event(why)
         for call in self.on_message:
             call(why, is_over)

@@ -189,11 +189,7 @@ class Supervisor:
         )
 
     def stop(self, cause: str, code: int, *, is_for_all: bool = False) -> None:
-        """Save and end the job here; the second time, end it at once.
-
-        Args:
-            is_for_all: End it on all nodes, not only here.
-        """
+        """Save and end the job here; the second time, end it at once."""
         if self._stop is Stop.END:
             self._console.event(f"{cause} again: ending at once", "stop", cause=cause)
             self._is_hurried = True

@@ -103,11 +103,7 @@ class Watchdog:
         self._looked_at = 0.0
 
     def begin(self, generation: Generation, *, is_alone: bool = True) -> None:
-        """Watch a generation that starts.
-
-        Args:
-            is_alone: Whether there are no replicas on other nodes.
-        """
+        """Watch a generation that starts."""
         self.reason = ""
         self._generation = generation
         self._is_alone = is_alone

@@ -23,9 +23,6 @@ class Log:
     """Appends to a file, and does without it when that fails.
 
     A full disk must not end a job, which may end well before it prints much more.
-
-    Args:
-        on_failure: Called the first time.
     """
 
     def __init__(self, path: Path, on_failure: Callable[[OSError], None]) -> None:

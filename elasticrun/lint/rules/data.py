@@ -1,4 +1,4 @@
-"""ER501 to ER504: data, seeds, orders and sizes that differ between starts."""
+"""ER501, ER503, ER504: data, orders and sizes that differ between starts."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ from elasticrun.lint import roles
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.naming import named
-from elasticrun.lint.program import Walked, in_words
-from elasticrun.lint.values import UNFIXED, Value, taints_of
+from elasticrun.lint.program import Walked
+from elasticrun.lint.values import Value
 
 ER501 = Rule(
     "ER501 W unseeded data",
     help="seed it: torch.manual_seed(0) at the top, or a seeded generator=",
-)
-ER502 = Rule(
-    "ER502 E seed from the time or the process",
-    help="use a constant seed",
 )
 ER503 = Rule(
     "ER503 W batch size, learning rate or steps from the world size",
@@ -39,9 +35,7 @@ _POSITIONS = {  # of parameters that matter here
     "optimizer": ("params", "lr"),
     "scheduler": ("optimizer", "total_steps", "total_steps"),
 }
-_OF_BATCHES = named("batch_size sampler batch_sampler")
 _SHARING = frozenset(("rank", "world_size"))
-_CHANGING = frozenset(("rank", "time", "entropy", "generation"))
 
 
 def _unseeded(program: Walked) -> Iterator[Finding]:
@@ -52,34 +46,6 @@ def _unseeded(program: Walked) -> Iterator[Finding]:
             continue
         message = f"{event.name} without a seed gives other data after every restart"
         yield program.finding(ER501, event, message)
-
-
-def _seeds(program: Walked) -> Iterator[Finding]:
-    made = program.events("made", role="rng")
-    for event in [*program.events("seeded"), *made]:
-        values = event.given.values
-        if event in made:  # What it was given, or seeded with since then.
-            values = event.value.parts if event.value is not None else []
-        is_bare = event in made and not values and event.name != "torch.Generator"
-        if _is_unfixed(event.name, values):
-            message = f"{event.name}: the seed differs with every start"
-            yield program.finding(ER502, event, message)
-        elif is_bare and program.zone(event.step) in ("P", "A", "B"):
-            message = f"{event.name}() without a seed draws other values at each start"
-            yield program.finding(ER501, event, message)
-    for event in program.events("made", role="loader"):
-        seed = event.given.keywords.get("seed")
-        if seed is not None and seed.taints & UNFIXED:
-            message = "the loader's seed differs with every start"
-            yield program.finding(ER502, event, message)
-
-
-def _is_unfixed(name: str, values: list[Value]) -> bool:
-    """Return whether a generator gets a seed that no later start gives it again."""
-    if not values:
-        return name in ("random.seed", "numpy.random.seed", "seed")
-    is_none = values[0].kind == "const" and values[0].constant is None
-    return is_none or bool(taints_of(values) & UNFIXED)
 
 
 def _sizes(program: Walked) -> Iterator[Finding]:
@@ -106,11 +72,6 @@ def _misfit(role: str, name: str, value: Value, *, is_own: bool) -> str:
         return (
             "the data set is cut by the rank or the world size; a loader needs the "
             "whole one, the same on all replicas, and cuts it itself"
-        )
-    changing = _CHANGING & value.taints
-    if role == "loader" and name in _OF_BATCHES and changing:
-        return (
-            f"{name} is computed from {in_words(changing)}: it is not always the same"
         )
     return ""
 
@@ -149,4 +110,4 @@ def _is_only_iterated(value: Value) -> bool:
     return is_used_up or roles.is_iterated_sampler(value.name)
 
 
-CHECKS = (_unseeded, _seeds, _sizes, _samplers)
+CHECKS = (_unseeded, _sizes, _samplers)

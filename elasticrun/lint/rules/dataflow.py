@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
@@ -31,19 +30,16 @@ _KEPT = named(
     "model param optimizer param_groups group ext module loader plain_loader "
     "tracker file opaque scheduler ema scaler"
 )
-# What a later start makes again; of iterators ER207 speaks.
+# What a later start makes again.
 _ANEW = ("iterator", "file", "opaque")
 
 
 class Turns(NamedTuple):
-    """What has boundaries between its turns: its head, its steps, and the loop.
-
-    Where batches are asked by `next`, the loop is None.
-    """
+    """A loop that a restart may interrupt between its turns: its head and its steps."""
 
     head: Step
     inside: set[Step]
-    loop: EpochLoop | DataLoop | None
+    loop: EpochLoop | DataLoop
 
 
 class Carried(NamedTuple):
@@ -135,19 +131,13 @@ class Dataflow:
         """Return where exposed steps read what an earlier turn has left in a place.
 
         Where the same test stands around a write of the turn and a reading after it,
-        and nothing in the turn changes what it asks, the reading sees that write.
+        the reading sees that write.
         """
-        changed = {
-            write.name
-            for step in turns.inside
-            for write in step.writes
-            if write.how not in _NO_NEWS
-        }
         fresh: list[tuple[int, set[tuple[str, bool]]]] = []
         for write in self.writes[place]:
             step = write.step
             guards = [each for each in step.guards if not _holds_first(each)]
-            tests = _steady_tests(guards, changed)
+            tests = _steady_tests(guards)
             if (
                 write.how == "set"
                 and step in turns.inside
@@ -156,7 +146,7 @@ class Dataflow:
                 fresh.append((step.number, tests))
 
         def is_old(read: Read) -> bool:
-            known = _steady_tests(read.guards, changed) if fresh else set()
+            known = _steady_tests(read.guards) if fresh else set()
             number = read.step.number
             return not any(n < number and tests <= known for n, tests in fresh)
 
@@ -220,20 +210,10 @@ def _holds_first(guard: Guard) -> bool:
     return is_remainder and written(guard.test).endswith(" == 0")
 
 
-def _steady_tests(guards: Iterable[Guard], changed: set[str]) -> set[tuple[str, bool]]:
+def _steady_tests(guards: Iterable[Guard]) -> set[tuple[str, bool]]:
     """Return the tests that come out alike in a whole turn."""
-    found = set()
-    for guard in guards:
-        may_change = bool(guard.taints - {"rank", "epoch"})
-        if not guard.taints:
-            may_change = any(
-                isinstance(each, ast.Call) or written(each) in changed
-                for each in ast.walk(guard.test)
-                if isinstance(each, ast.Call | ast.Name | ast.Attribute)
-            )
-        if not may_change:
-            found.add((written(guard.test), guard.holds))
-    return found
+    steady = (each for each in guards if each.taints <= {"rank", "epoch"})
+    return {(written(each.test), each.holds) for each in steady}
 
 
 def _are_first_value(first: list[Write], survivors: list[Write]) -> bool:

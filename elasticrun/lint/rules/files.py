@@ -71,8 +71,6 @@ def _files(program: Walked) -> Iterator[Finding]:
 
 def _appended(program: Walked, event: Event) -> Iterator[Finding]:
     loop = program.replayed(event)
-    if is_checked(event.step):
-        return
     at: Event | Spot = event
     if event.value is not None and event.value.made_at >= 0:
         made = program.made(event.value)  # by the `with` statement around, or before
@@ -91,8 +89,6 @@ def _is_written_later(program: Walked, event: Event, filled: list[Event]) -> boo
     if event.name.startswith("logging."):
         return True  # By whatever logs.
     own = {program.zone(each.step) for each in filled if each.value is event.value}
-    if event.step.epoch is not None:
-        return not own.isdisjoint("LC")
     return not own.isdisjoint("ABLC") or any(
         each.how.startswith("a") and _is_same_file(each, event)
         for each in program.events("opened")
@@ -143,7 +139,7 @@ def _names(program: Walked) -> Iterator[Finding]:
         is_read = event.what == "opened" and event.how[:1] not in ("w", "a", "x")
         if is_read or not program.is_before_epochs(event):
             continue
-        found: Event | Spot | None = None
+        found: Spot | None = None
         if {"time", "entropy"} & event.given.taints:
             found = _named_by(program, event, asked)
         if found is not None:
@@ -151,10 +147,8 @@ def _names(program: Walked) -> Iterator[Finding]:
             yield program.finding(ER115, found, message)
 
 
-def _named_by(program: Walked, event: Event, asked: list[Event]) -> Event | Spot | None:
+def _named_by(program: Walked, event: Event, asked: list[Event]) -> Spot | None:
     """Return where a name is made that depends on what is asked anew."""
-    if any(event.step is each.step for each in asked):
-        return event
     names = _names_in(event.at)
     for step in reversed(program.graph.steps[: event.step.number]):
         node = step.node
@@ -180,7 +174,7 @@ def _moved(program: Walked, event: Event) -> Iterator[Finding]:
         return
     if is_checked(event.step) and not is_rotated:
         return
-    if _is_tolerant(event) or is_made_just_before(event):
+    if _is_tolerant(event) or _is_made_just_before(event):
         return
     loop = program.replayed(event)
     if loop is None and not program.is_before_epochs(event):
@@ -212,7 +206,7 @@ def _is_emptied(program: Walked, event: Event) -> bool:
     )
 
 
-def is_made_just_before(event: Event) -> bool:
+def _is_made_just_before(event: Event) -> bool:
     """Return whether what is moved is written right before, as in atomic saves."""
     node = event.at
     if not isinstance(node, ast.Call):

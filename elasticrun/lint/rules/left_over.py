@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from elasticrun.lint.finding import Finding, Rule
-from elasticrun.lint.graph import DataLoop, Read, Step, ValuePlace, Write
+from elasticrun.lint.graph import DataLoop, Step, ValuePlace, Write
 from elasticrun.lint.program import doubts, is_once
 from elasticrun.lint.rules.dataflow import PARTIAL, Dataflow, steps_of
 
@@ -38,27 +37,19 @@ def behind(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
         if not loop.is_elastic:
             yield from _plain(flow, loop)
             continue
-        means: set[ValuePlace] = set()
         inside = steps_of(flow.program, loop)
         for write in flow.first_writes(loop, PARTIAL):
             seeing = flow.reached(loop.step, write.place, inside)
             if write.place not in lost and write.step in seeing:
-                yield from _summed(flow, loop, write, means)
+                yield from _summed(flow, loop, write)
         if not loop.is_inner:  # that is never continued in its middle, nor skipped
             for write in flow.first_writes(loop, ("set", "target")):
-                if write.place not in means or not _is_made_before(flow, loop, write):
-                    yield from _read_after(flow, loop, write)
+                yield from _read_after(flow, loop, write)
             yield from _numbered(flow, loop)
 
 
-def _summed(
-    flow: Dataflow, loop: DataLoop, write: Write, means: set[ValuePlace]
-) -> Iterator[Finding]:
-    """Yield a sum in plain memory that is read behind its loop, or a mean made of it.
-
-    Args:
-        means: Gets the places that hold what the loop makes of such a sum.
-    """
+def _summed(flow: Dataflow, loop: DataLoop, write: Write) -> Iterator[Finding]:
+    """Yield a sum in plain memory that is read behind its loop, or its mean."""
     own = _means_of(flow, loop, write.place)
     reads = [
         read
@@ -68,10 +59,7 @@ def _summed(
     loudness = flow.loudness(reads)
     if not loudness:
         return
-    means.update(own)
     outside = loop.epoch is None
-    if outside and any(e.epoch for e in flow.program.graph.loops if e.at is loop.at):
-        return  # Of the same loop in an epoch ER302 speaks.
     message = (
         f"`{write.name}` is a plain sum over a loop: it has only this replica's part"
         f"{'' if loop.is_inner else ' since the last restart'}"
@@ -119,22 +107,7 @@ def _read_after(flow: Dataflow, loop: DataLoop, write: Write) -> Iterator[Findin
         f"`{write.name}` is set in the loop at {program.zones.where(loop, first.step)} "
         "and read after it; a restart skips the loop if it was finished"
     )
-    is_shown = flow.loudness(reads) == "shown"
-    unsure = doubts(loop) + int(is_shown and _is_made_before(flow, loop, write))
-    yield program.finding(ER307, first, message, loop=loop, doubts=unsure)
-
-
-def _is_made_before(flow: Dataflow, loop: DataLoop, write: Write) -> bool:
-    """Return whether a name has a value, and not None, without the loop."""
-    values = [
-        each.value
-        for each in flow.writes[write.place]
-        if each.step.loop is not loop and each.how == "set"
-    ]
-    return any(
-        each is None or each.kind != "const" or each.constant is not None
-        for each in values
-    )
+    yield program.finding(ER307, first, message, loop=loop, doubts=doubts(loop))
 
 
 def _numbered(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:
@@ -146,8 +119,7 @@ def _numbered(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:
         reads = [
             read
             for read in flow.leads_to(flow.reads.get(write.place, ()))
-            if read.sink.kind in ("track", "optimizer", "save")
-            or (read.sink.kind == "test" and not _guards_optimizer(read))
+            if read.sink.kind in ("track", "optimizer", "save", "test")
         ]
         if reads:
             message = (
@@ -155,14 +127,6 @@ def _numbered(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:
                 f"continues, and is used as a step at line {reads[0].step.line}"
             )
             yield flow.program.finding(ER304, write, message, doubts=doubts(loop))
-
-
-def _guards_optimizer(read: Read) -> bool:
-    """Return whether a test is about gradient accumulation, which is ER305."""
-    statement = read.step.node
-    names = {n.attr for n in ast.walk(statement) if isinstance(n, ast.Attribute)}
-    is_test = isinstance(statement, ast.If) and "backward" not in names
-    return is_test and not names.isdisjoint(("step", "no_sync"))
 
 
 def _plain(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
-from elasticrun.lint.graph import DataLoop, EpochLoop, Spot, Step, WalkedLoop
+from elasticrun.lint.graph import DataLoop, EpochLoop, Spot, WalkedLoop
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
 from elasticrun.lint.values import elastic_loaders_in
@@ -79,12 +78,6 @@ def _iterators(program: Walked) -> Iterator[Finding]:
         if is_elastic and name.endswith("cycle"):
             message = "cycle() repeats only what it has seen since the last restart"
             yield program.finding(ER207, event, message)
-    yield from _cut(program)
-    yield from _asked(program)
-
-
-def _cut(program: Walked) -> Iterator[Finding]:
-    """Yield loops that something ends which counts their batches from 0."""
     for loop in program.graph.loops:
         source = loop.at.iter if isinstance(loop.at, ast.For) else None
         if source is None or loop.loader.kind != "loader" or loop.outer is not None:
@@ -98,43 +91,6 @@ def _cut(program: Walked) -> Iterator[Finding]:
                 )
                 yield program.finding(ER207, loop, message, doubts=doubts(loop))
                 break
-
-
-def _asked(program: Walked) -> Iterator[Finding]:
-    """Yield iterators that are asked where they cannot go on after a restart."""
-    for event in program.events("asked"):
-        source, loop = event.value, event.step.loop
-        loaders = elastic_loaders_in(source) if source is not None else []
-        if source is None or source.kind != "iterator" or not loaders:
-            continue
-        made = program.graph.steps[source.made_at]
-        where, message = Spot(event.at, event.step), ""
-        if made is event.step and len(event.given.args) < 2 and loop is None:
-            message = (
-                "next(iter(loader)) begins a loop; after a restart that loop is "
-                "finished, and `next` raises StopIteration"
-            )
-        elif source.name == "cycle" or made is event.step:
-            continue
-        elif loop is None:
-            where, message = Spot(made.node, made), _begun_anew(program, event, made)
-        if message:
-            yield program.finding(ER207, where, message, doubts=doubts(loaders[0]))
-
-
-def _begun_anew(program: Walked, event: Event, made: Step) -> str:
-    """Return in words what around an iterator does not know where it was."""
-    if event.step.epoch is not made.epoch:
-        return "iterator of an elastic loader kept over epochs"
-    counted = {event.at for event in program.events("counted")}
-    for turn in event.turns:
-        is_range = isinstance(turn, ast.For) and (turn in counted or _counts(turn))
-        if is_range and not any(node is made.node for node in ast.walk(turn)):
-            return (
-                f"the range() at line {getattr(turn, 'lineno', 0)} begins again after "
-                "a restart, and asks this iterator for too many batches"
-            )
-    return ""
 
 
 def _ranges(program: Walked) -> Iterator[Finding]:

@@ -11,9 +11,8 @@ from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop, Guard, Spot, Step, WalkedLoop
 from elasticrun.lint.naming import named, written
-from elasticrun.lint.program import Walked, doubts, in_words, is_checked, is_once
+from elasticrun.lint.program import Walked, doubts, in_words, is_once
 from elasticrun.lint.rules.effects import missing_keys, only_reads
-from elasticrun.lint.rules.files import is_made_just_before
 from elasticrun.lint.values import UNFIXED, taints_of
 from elasticrun.lint.walk.frames import Function
 
@@ -132,7 +131,7 @@ _MAY_ASK = named("save save_checkpoint push_to_hub torch.distributed.checkpoint.
 
 
 def _paths(program: Walked) -> Iterator[Finding]:
-    for event in program.events("saved", "opened", "sent", "moved"):
+    for event in program.events("saved", "opened", "sent"):
         zone = program.zone(event.step)
         if not zone and event.step in program.zones.after_loops:
             zone = "D"
@@ -143,26 +142,12 @@ def _paths(program: Walked) -> Iterator[Finding]:
             if not is_said and event.role != "program" and not only_reads(event):
                 text = "every replica sends this"
                 yield program.finding(ER403, event, text)
-        elif event.what == "moved":
-            if _is_moved_by_all(program, event):
-                text = "every replica moves this file, and only the first one finds it"
-                yield program.finding(ER403, event, text)
         elif not _is_own_path(event) and _is_written(event, zone):
             # What each start writes is mostly the same on all of them.
             is_log = event.name.startswith("logging.")
             is_vague = (zone == "P" and not is_log) or event.name in _MAY_ASK
             text = "every replica writes this path"
             yield program.finding(ER403, event, text, doubts=int(is_vague))
-
-
-def _is_moved_by_all(program: Walked, event: Event) -> bool:
-    """Return whether replicas move one file, where ER106 does not speak of it."""
-    is_turned = any(isinstance(each, ast.For) for each in event.turns)
-    is_again = is_turned or not is_checked(event.step)
-    if program.is_before_epochs(event) or (program.replayed(event) and is_again):
-        return False
-    is_own = event.catching or _is_own_path(event) or is_made_just_before(event)
-    return event.name.endswith((".rename", ".replace", ".move")) and not is_own
 
 
 def _trackers(program: Walked) -> Iterator[Finding]:

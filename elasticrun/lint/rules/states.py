@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import Call, Step
-from elasticrun.lint.naming import written
 from elasticrun.lint.program import Walked, doubts
 from elasticrun.lint.values import Value
 
@@ -68,12 +66,9 @@ def _unregistered_models(
     program: Walked, stepped: set[int], covered: set[int]
 ) -> Iterator[Finding]:
     """Yield models that are trained, and that no state has."""
-    every = [each for each in program.walk.objects if each.is_model]
     reported: set[int] = set()
     for model, by, event in _trained_models(program, stepped):
         if model.uid in covered or model.uid in reported or is_saved(model):
-            continue
-        if any(is_saved(each) for each in every if model in each.parts):
             continue
         if not _is_known(model, by) or model.node is None or model.made_at < 0:
             continue
@@ -158,13 +153,10 @@ def is_saved(value: Value, depth: int = 4) -> bool:
 def _copies(program: Walked) -> Iterator[Finding]:
     """Yield copies that no state has, made when the model may be trained already."""
     covered = _covered(program)
-    changed = {event.value for event in program.events("trained")}
     for event in program.events("made", role="copy"):
         [copy] = event.given.args
         is_late = event.registered and program.is_kept_at_start(event)
         if not is_late or not copy.is_model or copy.uid in covered:
-            continue
-        if copy.is_handed_on or copy in changed:
             continue
         message = (
             "this copy is in no state: a restart makes it again, of the model that "
@@ -186,13 +178,10 @@ _DONE = {
     "update": "updated from its own value",
     "grow": "added to",
 }
-_APPLYING = ("init", "reset", "weight", "prune", "noise", "reinit")
 
 
 def _changes(program: Walked) -> Iterator[Finding]:
     for event in program.events("trained"):
-        if event.how == "apply" and not _changes_weights(event.at):
-            continue
         unsure = doubts(event.value)
         yield from _done_again(program, event, _DONE[event.role], unsure)
     for event in program.events("changed"):
@@ -208,14 +197,6 @@ def _done_again(
     if event.registered and program.is_kept_at_start(event):
         message = f"{what} in zone P, after registration; every restart does it again"
         yield program.finding(ER107, event, message, doubts=unsure)
-
-
-def _changes_weights(node: ast.AST) -> bool:
-    """Return whether the function that `apply` is given is named for that."""
-    if not isinstance(node, ast.Call) or not node.args:
-        return False
-    text = written(node.args[0]).lower()
-    return any(word in text for word in _APPLYING)
 
 
 def _own_values(program: Walked) -> Iterator[Finding]:

@@ -41,7 +41,7 @@ def check(program: Walked) -> Iterator[Finding]:
 
 
 def _turns(program: Walked) -> Iterator[Turns]:
-    """Yield the epochs, then the loops over loaders, then those that ask by `next`."""
+    """Yield the epochs, then the loops over loaders."""
     graph = program.graph
     for epoch in graph.epochs:
         if program.zones.loops_of(epoch):
@@ -50,21 +50,6 @@ def _turns(program: Walked) -> Iterator[Turns]:
     for loop in graph.loops:
         if loop.is_elastic and loop.sure and not loop.outer:
             yield Turns(loop.step, steps_of(program, loop), loop)
-    asking: dict[ast.AST, None] = {}
-    for event in program.events("asked"):
-        is_outside = event.step.epoch is None and event.step.loop is None
-        if is_outside and event.value is not None and elastic_loaders_in(event.value):
-            asking.update(dict.fromkeys(event.turns[-1:]))
-    for turn in asking:
-        if isinstance(turn, ast.While):
-            yield _plain_turns(program, turn)
-
-
-def _plain_turns(program: Walked, turn: ast.AST) -> Turns:
-    """Return the turns of a loop that is none of elasticrun's."""
-    graph = program.graph
-    head = [each for each in graph.steps if each.node is turn][-1]
-    return Turns(head, graph.forward([head]) & graph.backward([head]), None)
 
 
 def _over_epochs(
@@ -114,11 +99,7 @@ def _ends_at_once(
         if event.loop is turns.loop
         for guard in event.step.guards
     ]
-    values = [each.value for each in carried.survivors]
-    if all(each is not None and each.constant for each in values):
-        leaving = {id(node) for each in guards for node in ast.walk(each.test)}
-    else:  # Whatever else it is, a later epoch finds it false.
-        leaving = {id(each.test) for each in guards if each.holds}
+    leaving = {id(each.test) for each in guards if each.holds}
     return all(id(each.at) in leaving and each.step.number > last for each in reads)
 
 
@@ -128,7 +109,7 @@ def _over_turns(
     """Yield the finding of a place that decides something in a later turn."""
     loop = turns.loop
     assert not isinstance(loop, EpochLoop)
-    in_epoch = loop is not None and loop.epoch is not None
+    in_epoch = loop.epoch is not None
     if in_epoch:  # ER302 speaks of its sums.
         plain = [each for each in carried.survivors if each.how not in PARTIAL]
         carried = carried._replace(survivors=plain)
@@ -262,7 +243,7 @@ _STATES = re.compile(r"bit_generator|[gs]et_?state\b")  # which a program keeps 
 
 def _generators(program: Walked) -> Iterator[Finding]:
     """Yield generators from before the epochs that draw in them."""
-    seeds = [each for each in program.events("seeded") if each.value is not None]
+    seeds = program.events("seeded")
     seen = [each.value for each in seeds if each.step.epoch or each.step.loop]
     yield from _of_data(program, seen)
     for event in program.events("drawn"):
@@ -286,14 +267,7 @@ def _generators(program: Walked) -> Iterator[Finding]:
 
 
 def _of_data(program: Walked, seen: list[Value | None]) -> Iterator[Finding]:
-    """Yield data sets that draw which samples they have, or what is in these."""
-    for event in program.events("drawn", role="dataset"):
-        if (zone := program.zone(event.step)) in ("L", "C"):
-            message = (
-                f"the data set draws its samples in zone {zone}; after a restart it "
-                "has the first ones again"
-            )
-            yield program.finding(ER301, event, message)
+    """Yield generators from which data sets draw what is in their samples."""
     for event in program.events("made", role="loader"):
         collate = event.given.keywords.get("collate_fn")
         makers = [*event.given.args[:1], *([collate] if collate is not None else [])]

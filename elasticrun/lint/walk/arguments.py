@@ -15,11 +15,7 @@ from elasticrun.lint.walk.walk import Walk
 
 @dataclass(eq=False, kw_only=True)
 class Called(Arguments):
-    """A call of something outside of the project, its arguments evaluated.
-
-    Attributes:
-        name: The dotted name of what is called.
-    """
+    """A call of something outside of the project, its arguments evaluated."""
 
     name: str
     node: ast.Call
@@ -36,12 +32,7 @@ class Called(Arguments):
 
 @dataclass(eq=False, kw_only=True)
 class MethodCalled(Called):
-    """A call of a method that the project does not define.
-
-    Attributes:
-        name: The method's own name.
-        receiver: What it is called on.
-    """
+    """A call of a method that the project does not define."""
 
     receiver: Value
 

@@ -9,7 +9,6 @@ from elasticrun.lint.graph import OPTIMIZER, OWN, SAVE, VALUE, Sink, flow_to
 from elasticrun.lint.naming import last_name, written
 from elasticrun.lint.values import OF_CONTENT, Value, element_of, key_of, unknown
 from elasticrun.lint.walk.externals import grow
-from elasticrun.lint.walk.losses import taints_of_quotient
 from elasticrun.lint.walk.walk import RunStatement, Walk
 
 _BOUNDING = frozenset(("max", "min", "maximum", "minimum", "fmax", "fmin"))
@@ -184,12 +183,7 @@ def _run_aug_assign(walk: Walk, node: ast.AugAssign) -> None:
         grow(walk, old, node, written(node.target), value)
         old.is_complete = False
         return
-    if old.kind == "param":
-        walk.note(node, "trained", old.owner, role="weights", how="in place")
-        return
     taints = old.taints | value.taints
-    if isinstance(node.op, ast.Div):
-        taints = taints_of_quotient(old, value, node.value)
     new = unknown(old.name, taints)
     walk.assign(node.target, new, how="update")
     _note_change(walk, node.target, node, "update", value.taints)

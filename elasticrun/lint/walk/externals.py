@@ -48,7 +48,6 @@ def opaque(walk: Walk, it: Called) -> Value:
         is_iterated = it.node in walk.iterated
         if walk.epoch is None or is_iterated or looks_like_class:
             return Value("wrapped", it.last, parts=it.values, node=it.node)
-    _note_seeds(walk, it)
     for each in it.values:
         each.is_handed_on = True
     value = unknown(taints=it.taints - {"path"})  # of a path, not a path
@@ -63,8 +62,8 @@ def draw(walk: Walk, it: Called) -> Value:
     """Return a random draw."""
     own = next((each for each in it.values if each.kind == "rng"), None)
     by_name = {"generator", "random_state", "seed"} & it.keywords.keys()
-    is_keyed = bool(by_name) or own is not None
-    _note_seeds(walk, it)
+    is_fixed = not any(it.keywords[key].taints & UNFIXED for key in by_name)
+    is_keyed = own is not None or (bool(by_name) and is_fixed)
     has_seed = is_seeded(walk, it.name)
     walk.note(
         it.node, "drawn", own, name=it.name, is_keyed=is_keyed, is_seeded=has_seed,
@@ -82,17 +81,8 @@ def split(walk: Walk, it: Called) -> Value | None:
     return draw(walk, it) if shuffles else None
 
 
-def _note_seeds(walk: Walk, it: Called) -> None:
-    """Note a seed that a call gets by keyword, if it is no fixed one."""
-    for key in ("seed", "random_state"):
-        value = it.keywords.get(key)
-        if value is not None and value.taints & UNFIXED:
-            walk.note(it.node, "seeded", name=it.name, given=Arguments([value]))
-
-
 def seed(walk: Walk, it: Called) -> Value:
     """Note a seed; return a generator if it is given one of its own."""
-    walk.note(it.node, "seeded", name=it.name, given=it)
     if roles.made_by(it.name) == "rng":
         return make(walk, it)  # a generator of its own; the global one is as it was
     if it.values and not it.taints & UNFIXED:
@@ -144,18 +134,9 @@ def next_(walk: Walk, it: Called) -> Value | None:
     if not it.args:
         return None
     source = it.args[0]
-    if source.kind == "generator" and (inner := _loaders_of(source)):
-        # A loop over a loader in a function of the program, which is asked by hand.
-        made_at = source.made_at
-        source = Value("iterator", "generator", parts=inner, made_at=made_at)
     walk.note(it.node, "asked", source, given=it, turns=walk.turns)
     is_batch = bool(elastic_loaders_in(source))
     return unknown(taints=it.taints | frozenset(("batch",) if is_batch else ()))
-
-
-def _loaders_of(generator: Value) -> list[Value]:
-    """Return the loaders that a generator of the program is given."""
-    return [each for each in generator.parts if loaders_in(each)]
 
 
 def iterator(walk: Walk, it: Called) -> Value | None:

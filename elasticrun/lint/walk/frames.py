@@ -25,9 +25,7 @@ class Frame:
         outer: The frame in which the function was defined.
         call: The call that it is of; None at the top level.
         exits: The steps that return.
-        loops: The loops around the line that runs, outer ones first.
         yields: What to do with each value that a generator hands out.
-        statement: The one that runs.
     """
 
     module: Module

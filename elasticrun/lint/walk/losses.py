@@ -29,8 +29,6 @@ _NUMBERS = re.compile(
 
 def taints_of_loss(it: Called, taints: frozenset[str]) -> frozenset[str]:
     """Return what a call's result depends on, if it may be one of torch's losses."""
-    if it.name in ("torch.sum", "torch.count_nonzero") and len(it.values) == 1:
-        return with_number(taints)
     if it.name == "torch.masked_select":
         return taints | {SELECTED} if "batch" in taints else taints
     if not _LOSS.match(it.name):

@@ -77,8 +77,7 @@ def items(_: Walk, it: MethodCalled) -> Value:
 
 def seed(walk: Walk, it: MethodCalled) -> Value:
     """Give a generator its seed."""
-    given = Arguments(it.args)
-    walk.note(it.node, "seeded", it.receiver, name=it.name, given=given)
+    walk.note(it.node, "seeded", it.receiver)
     it.receiver.parts = it.args
     return it.receiver
 
@@ -88,7 +87,7 @@ def reset(walk: Walk, it: MethodCalled) -> Value:
     given = [v for k, v in it.keywords.items() if k == "seed" and not v.is_none]
     if not given:
         return draw(walk, it)
-    walk.note(it.node, "seeded", it.receiver, name=it.name, given=Arguments(given))
+    walk.note(it.node, "seeded", it.receiver)
     return unknown(taints=taints_of(given) | {"batch"})
 
 
@@ -101,14 +100,6 @@ def draw(walk: Walk, it: MethodCalled) -> Value:
     if seeds and walk.epoch is None:
         return unknown(taints=taints_of(seeds))
     return unknown(taints=frozenset(("random",)))
-
-
-def resample(walk: Walk, it: MethodCalled) -> Value | None:
-    """Note that a data set that cannot be seen draws which samples it has."""
-    if it.args or it.keywords or "data" not in it.text:
-        return None
-    walk.note(it.node, "drawn", name=it.name, role="dataset", is_seeded=True)
-    return constant(None)
 
 
 # What is trained, and what trains it.
@@ -147,17 +138,11 @@ def change_parameters(walk: Walk, it: MethodCalled) -> Value:
     is_in_place = it.name.endswith("_") and not it.name.startswith("_")
     is_in_place |= it.name in ("apply", "reset_parameters")
     how = it.name if is_in_place and it.name not in _HARMLESS_IN_PLACE else ""
-    if it.name == "copy_" and _names_itself(it):
+    if it.name == "copy_":
         how = "in place"
     if how:
         walk.note(it.node, "trained", model, role="weights", how=how)
     return it.receiver
-
-
-def _names_itself(it: MethodCalled) -> bool:
-    """Return whether what is copied is made of what it replaces, as averages are."""
-    given = [node for each in it.node.args for node in ast.walk(each)]
-    return any(isinstance(e, ast.expr) and written(e) == it.text for e in given)
 
 
 def topk(_: Walk, it: MethodCalled) -> Value:
@@ -215,12 +200,6 @@ def _change_in_place(walk: Walk, it: MethodCalled, field: ast.Attribute) -> None
 def gather(_: Walk, it: MethodCalled) -> Value:
     """Return what all replicas have together."""
     return unknown(taints=it.taints - externals.OF_ONE_REPLICA)
-
-
-def draw_in_place(walk: Walk, it: MethodCalled) -> None:
-    """Note that a tensor is filled with random numbers."""
-    is_keyed, has_seed = "generator" in it.keywords, externals.is_seeded(walk, "torch")
-    walk.note(it.node, "drawn", name=it.name, is_keyed=is_keyed, is_seeded=has_seed)
 
 
 def send(walk: Walk, it: MethodCalled) -> None:

@@ -354,10 +354,6 @@ _METHODS: dict[str, dict[str, Row]] = {
             (Row(sink=SAVE, do=methods.save), "write_text write_bytes to_csv"),
             (Row(do=methods.parameters), "parameters named_parameters"),
             (Row("backward"), "backward"),
-            (Row(do=methods.draw_in_place), """
-                uniform_ normal_ random_ bernoulli_ exponential_ cauchy_ geometric_
-                log_normal_
-            """),
             (Row(do=methods.gather),
              "gather gather_for_metrics all_gather all_reduce reduce"),
             (Row(gives="alike"), """
@@ -371,7 +367,6 @@ _METHODS: dict[str, dict[str, Row]] = {
             (Row(do=methods.execute), "execute executemany"),
         ),
         **dict.fromkeys(CHANGING, Row(sink=CONTENT, do=methods.change)),
-        **dict.fromkeys(("resample", "reshuffle"), Row(do=methods.resample)),
         "topk": Row(do=methods.topk),
         **dict.fromkeys(("sum", "count_nonzero"), Row(do=methods.add_up)),
     },

@@ -69,9 +69,6 @@ class Walk:
     note events. The rules look at what it has seen when it is over.
 
     Attributes:
-        graph: The flow graph so far.
-        events: What happened at its steps, in the order of the walk.
-        classes: The project's classes.
         objects: What the program makes: models, loaders, lists, ...
         bases: What has attributes or items, by its number.
         here: The steps from which the next one follows; none behind a `return`.
@@ -83,9 +80,6 @@ class Walk:
         turns: The plain loops around it, since the last epoch or dataset loop.
         iterated: The expressions from whose values loops take their elements.
         catching: What the `try` and `suppress` around it catch.
-        active: The functions whose bodies it is in.
-        visited: The functions that it has been in.
-        frames: The frames of the modules that it has been through.
         begun: The steps at which calls begin, by the numbers of their frames.
         depth: How many imports it is in, one within the other.
         seeded: The packages whose random generators have a seed.
