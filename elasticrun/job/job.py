@@ -144,7 +144,6 @@ class Job:
             progress=self.progress,
             rank=self.rank,
             grace=self.settings.grace,
-            before_save=self._replayed.put_back,
         )
         self._no_rescue = ""
         self.rescue = self.boundary.rescue = self._make_rescue()
@@ -343,15 +342,15 @@ class Job:
         """Write a checkpoint now, and wait until it is committed. Collective.
 
         Returns:
-            Its directory or URL, or None if it could not be written or there is no
-            checkpoint directory.
+            The path of the newest checkpoint, or None: see `save_all_states`.
         """
-        anchors = self._replayed.anchors
-        if not self.progress.is_repeating:
-            anchors.num_saves += 1
-        elif self._replayed.is_guided:
+        if self._replayed.is_under_way:  # The first run has written it.
             self._replayed.num_saves += 1
             self._arrive()
+            newest = self.newest_checkpoint
+            return None if newest is None else newest.path
+        if not self.progress.is_repeating:
+            self._replayed.anchors.num_saves += 1
         return self.boundary.save()
 
     # Loops and epochs.
@@ -435,7 +434,7 @@ class Job:
         """Walk past epochs that were finished before the restart; see `Progress`."""
         place = self.progress.place
         epoch = self.progress.skip_epochs(limit)
-        if self.progress.is_replaying:
+        if self.progress.is_repeating:
             self._begin_replay()
             if self.progress.place != place:
                 self._reach_anchor()

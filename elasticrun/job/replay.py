@@ -57,7 +57,7 @@ class ReplayedStates:
             load: Loads a state from the checkpoint that the program goes on from; None
                 if there is none, so that large tensors stay as replayed code left them.
         """
-        if self._before is None:
+        if not self.is_under_way:
             self._before, self._load, self._seen = {}, load, {}
             for state in self._states:
                 self.note(state)
@@ -77,9 +77,14 @@ class ReplayedStates:
                 self._loaded[each] = form_of(each.current())
 
     @property
+    def is_under_way(self) -> bool:
+        """Whether code behind the first loop is replayed."""
+        return self._before is not None
+
+    @property
     def is_guided(self) -> bool:
         """Whether the code that is replayed is that which the anchors are of."""
-        return self._before is not None and self._load is not None
+        return self.is_under_way and self._load is not None
 
     def add_anchor(self, place: Place) -> None:
         """Note what the program sees at a place that it has come to."""
@@ -115,7 +120,7 @@ class ReplayedStates:
             self._show(state)
 
     def put_back(self) -> None:
-        """Undo what has changed since; before a save, too, which would keep it."""
+        """Undo what has changed since."""
         changed = []
         for state in self._states:
             before = (self._before or {}).get(state)

@@ -203,10 +203,17 @@ def saving_by_hand(directory: Path, die_in: int) -> Any:
     v = Variables(number=0, draws=[])
     train = AdaptiveDataLoader(Numbers(4), batch_size=2, name="train")
     log = LogFile(directory / "log.txt")
-    moments = 0
+    moments, level = 0, 0.0
 
-    def change(where: str) -> None:
+    def moment() -> None:
         nonlocal moments
+        moments += 1
+        if moments == die_in and generation() == 0:
+            raise Crash
+
+    def change(where: str) -> Path:
+        nonlocal level
+        moment()
         for part in "before", "after":
             v.number = 2 * v.number + 1
             v.draws.append(torch.rand(1).item())
@@ -215,32 +222,34 @@ def saving_by_hand(directory: Path, die_in: int) -> Any:
                 net.weight.mul_(2).add_(1)
             log.write(f"{where} {part}\n")
             if part == "before":
-                save_all_states()
-            moments += 1
-            if moments == die_in and generation() == 0:
-                raise Crash
+                path = save_all_states()
+                assert isinstance(path, Path)
+                level = 0.1 * v.number
+            moment()
+        return path
 
     def loop() -> None:
-        nonlocal moments
         for x in train:
             optimizer.zero_grad()
-            (model(torch.ones(1, 2000)) * x.sum()).sum().backward()
+            (model(torch.ones(1, 2000)) * x.sum() * level).sum().backward()
             optimizer.step()
-            moments += 1
-            if moments == die_in and generation() == 0:
-                raise Crash
+            moment()
 
+    loop()
+    change("before epochs")
     for _ in remaining_epochs_until(1):
         for zone in "A", "B":
             change(zone)
             loop()
         change("C")
+    for _ in remaining_epochs_until(1):  # As a second call of the same function.
+        pass
     change("D")
     loop()
-    change("end")
+    newest = change("end").name  # Replayed code has written none.
     log.flush()
     end = (v.number, v.draws, scheduler.get_last_lr(), net.weight.sum().item())
-    return moments, end, (directory / "log.txt").read_text()
+    return moments, end, newest, (directory / "log.txt").read_text()
 
 
 def test_a_kill_behind_a_save_by_hand_does_not_show(tmp_path: Path) -> None:
