@@ -16,8 +16,6 @@ from elasticrun.logger import Logger
 
 logger = Logger(__name__)
 
-_MOST_BYTES = 16 << 20
-
 
 class Anchors(BaseState):
     """The small values of all shared states at places that a replay comes through.
@@ -30,7 +28,7 @@ class Anchors(BaseState):
 
     def __init__(self) -> None:
         super().__init__("replay-anchors")
-        self.noted = {in_epoch: Noted(_MOST_BYTES) for in_epoch in (True, False)}
+        self.noted = {in_epoch: Noted() for in_epoch in (True, False)}
         self.num_saves = 0
         self._has_said = False
 
@@ -50,9 +48,10 @@ class Anchors(BaseState):
         if noted.is_over and not self._has_said:
             self._has_said = True
             logger.info(
-                "an epoch has many loops, or states have many small values: what "
-                "they were between loops is not saved, and code there that is "
-                "replayed sees them as the checkpoint has them"
+                "an epoch has over 1,000 loops, or states have over 16 MB of small "
+                "values: what they were between loops is not noted, so code there that "
+                "is replayed sees them as the checkpoint has them; above 1,000 loops "
+                "it also draws anew"
             )
 
     def remember(self) -> Callable[[], None]:

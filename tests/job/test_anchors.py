@@ -242,8 +242,7 @@ def saving_by_hand(directory: Path, die_in: int) -> Any:
             change(zone)
             loop()
         change("C")
-    for _ in remaining_epochs_until(1):  # As a second call of the same function.
-        pass
+    list(remaining_epochs_until(1))  # None remains.
     change("D")
     loop()
     newest = change("end").name  # Replayed code has written none.
@@ -277,14 +276,41 @@ def test_above_a_bound_no_values_are_noted_which_is_said_once(
         anchors.add((0, number, True), job.states)
         if is_known or number >= num_loops:
             assert bool(anchors.noted[True].at((0, 0, True))) == is_known
-    said = [each for each in caplog.messages if "an epoch has many loops" in each]
+    said = [each for each in caplog.messages if "an epoch has over 1,000 loops" in each]
     assert len(said) == 1
     anchors.add((1, 0, False), job.states)
     assert anchors.noted[False].at((1, 0, False))
 
 
+def many_loops(num_loops: int, stop_in: int) -> tuple[list[float], float]:
+    torch.manual_seed(0)
+    train = AdaptiveDataLoader(Numbers(2), batch_size=1)
+    draws = []
+    for _ in remaining_epochs_until(1):
+        for number in range(num_loops):
+            draws.append(torch.rand(1).item())
+            for _ in train:
+                torch.rand(1)  # Not in a loop that is skipped.
+                if number == stop_in:
+                    request_stop()
+    return draws, torch.rand(1).item()
+
+
+@pytest.mark.parametrize("num_loops", [60, 1001])
+def test_draws_between_many_loops_are_the_same_up_to_a_bound(
+    num_loops: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="elasticrun")
+    calm, *end = run_once(partial(many_loops, num_loops, -1))
+    assert run_once(partial(many_loops, num_loops, num_loops - 1), tmp_path) is None
+    draws, *found = run_once(partial(many_loops, num_loops, -1), tmp_path)
+    assert found == end
+    assert (draws == calm) == (num_loops <= 1000)
+    assert sum("also draws anew" in each for each in caplog.messages) == (draws != calm)
+
+
 def test_places_hold_what_has_changed_up_to_a_bound() -> None:
-    noted = Noted(100)
+    noted = Noted()
     noted.add((0, 0, True), {"a": [1, 2], "b": "text"})
     noted.add((0, 1, True), {"a": [1, 3], "b": "text"})
     noted.add((0, 2, True), {"a": [1, 4], "b": "text"})
@@ -293,7 +319,8 @@ def test_places_hold_what_has_changed_up_to_a_bound() -> None:
     noted.add((0, 1, True), {"a": [5], "b": "text"})  # Come to anew.
     assert noted.at((0, 1, True)) == {"a": [5], "b": "text"}
     assert noted.at((0, 2, True)) == {}
-    noted.add((0, 2, True), {"a": "x" * 100})
+    assert noted.encode(10) == ()
+    noted.add((0, 2, True), {"a": "x" * (16 << 20)})
     assert noted.is_over
     assert noted.at((0, 0, True)) == {}
     noted.clear()
