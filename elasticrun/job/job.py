@@ -309,8 +309,7 @@ class Job:
         """Keep a state in every checkpoint; load it and return whether it was there."""
         self.states.add(state)
         state.trusts_pickle = state.name in self.settings.trust_pickle
-        if is_loaded := self.load(state):
-            self._replayed.note_loaded(state)
+        is_loaded = self.load(state)
         self._replayed.note(state)
         return is_loaded
 
@@ -498,7 +497,7 @@ class Job:
             if is_first:  # Of its epoch.
                 self._replayed.anchors.noted[True].clear()
                 self._generators.noted[True].clear()
-            self._replayed.add_anchor(place)
+            self._replayed.anchors.add(place)
             self._generators.note(place)
         elif self._replayed.is_guided:
             self._replayed.pass_anchor(place)

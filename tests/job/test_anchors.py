@@ -269,17 +269,52 @@ def test_above_a_bound_no_values_are_noted_which_is_said_once(
 ) -> None:
     caplog.set_level("INFO", logger="elasticrun")
     v = Variables(number=0, text=text)
-    anchors = Anchors()
+    anchors = Anchors(job.states)
     for number in range(num_loops + 2):
         v.number, v.text = number, text + str(number)
         is_known = number < min(num_loops, 16)
-        anchors.add((0, number, True), job.states)
+        anchors.add((0, number, True))
         if is_known or number >= num_loops:
             assert bool(anchors.noted[True].at((0, 0, True))) == is_known
     said = [each for each in caplog.messages if "an epoch has over 1,000 loops" in each]
     assert len(said) == 1
-    anchors.add((1, 0, False), job.states)
+    anchors.add((1, 0, False))
     assert anchors.noted[False].at((1, 0, False))
+
+
+class Placed(State):
+    """Has what each process has of its own, and does not save that."""
+
+    def __init__(self, device: str, path: str) -> None:
+        super().__init__("placed")
+        self.device, self.path, self.number = torch.device(device), path, 0
+
+    def save(self, fileobj: BinaryIO) -> None:
+        fileobj.write(str(self.number).encode())
+
+    def load(self, fileobj: BinaryIO) -> None:
+        self.number = int(fileobj.read())
+
+
+def test_what_a_process_has_of_its_own_stays(tmp_path: Path) -> None:
+    """As its rank or device, which may be others after a restart, or on others."""
+
+    def script(device: str, path: str) -> None:
+        placed, seen[:] = Placed(device, path), []
+        train = AdaptiveDataLoader(Numbers(3), batch_size=1)
+        for _ in remaining_epochs_until(1):
+            for _ in range(2):
+                placed.number += 1
+                seen.append((placed.device.type, placed.path, placed.number))
+                for _ in train:
+                    placed.number += 10
+                    request_stop()
+
+    seen: list[Any] = []
+    for number, device in enumerate(["cuda", "cpu", "cpu", "cpu", "cuda", "cpu"]):
+        run_once(partial(script, device, "a" * number), tmp_path)
+        own = (device, "a" * number)
+        assert seen == [(*own, 1), (*own, 32)][: 1 + (number >= 3)], number
 
 
 def many_loops(num_loops: int, stop_in: int) -> tuple[list[float], float]:

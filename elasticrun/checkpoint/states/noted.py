@@ -55,6 +55,20 @@ class Noted:
         if len(self._places) > _MOST_PLACES or size > _MOST_BYTES:
             self._places = None
 
+    def change(self, name: Any, change: Callable[[Any], Any]) -> None:
+        """Change the forms that a name has at all places."""
+        made: dict[int, Any] = {}  # What is the same at several places stays that.
+        places = []
+        for place, known, size in self._places or ():
+            changed = dict(known)
+            if name in known:
+                form = known[name]
+                if id(form) not in made:
+                    made[id(form)] = change(form)
+                changed[name] = made[id(form)]
+            places.append((place, changed, size))
+        self._places = None if self._places is None else tuple(places)
+
     @property
     def places(self) -> list[Place]:
         """Where something was noted."""
