@@ -57,16 +57,15 @@ class Generators(GatheredState):
 
     def save(self, fileobj: BinaryIO) -> None:
         """Write the generators as they are now, or what is yet to be restored."""
-        save_values({**self._values(), **self._anchors()}, fileobj)
+        save_values(self._to_save(), fileobj)
 
     def capture_for_record(self) -> bytes:
-        """Return what `save` writes, but for anchors for which a record has no room."""
-        return _encoded({**self._values(), **self._anchors(_MOST_IN_RECORD)})
+        """Return what `save` writes, without anchors for which a record has no room."""
+        return _encoded(self._to_save(_MOST_IN_RECORD))
 
-    def _values(self) -> dict[str, Any]:
-        if self._seed is not None:
-            return {"seed": self._seed}
-        return self._loaded or capture(self._device)
+    def _to_save(self, *most_bytes: int) -> dict[str, Any]:
+        own = {"seed": self._seed} if self._seed is not None else self._loaded
+        return {**(own or capture(self._device)), **self._anchors(*most_bytes)}
 
     def load(self, fileobj: BinaryIO) -> None:
         """Remember the saved generators; `restore` puts them into the process.

@@ -57,17 +57,11 @@ class Noted:
 
     def change(self, name: Any, change: Callable[[Any], Any]) -> None:
         """Change the forms that a name has at all places."""
-        made: dict[int, Any] = {}  # What is the same at several places stays that.
-        places = []
-        for place, known, size in self._places or ():
-            changed = dict(known)
-            if name in known:
-                form = known[name]
-                if id(form) not in made:
-                    made[id(form)] = change(form)
-                changed[name] = made[id(form)]
-            places.append((place, changed, size))
-        self._places = None if self._places is None else tuple(places)
+        if self._places is not None:
+            encoded, self._places = self.encode(), ()
+            for place, forms in encoded:
+                changed = {key: change(forms[key]) for key in forms if key == name}
+                self.add(place, {**forms, **changed})
 
     @property
     def places(self) -> list[Place]:
