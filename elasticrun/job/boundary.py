@@ -52,7 +52,6 @@ class Boundary:
         progress: Knows where the program is.
         rank: Rank 0 says in the log what happens.
         grace: Seconds that the last checkpoint may take.
-        before_save: Called before states are saved.
 
     Attributes:
         decides: Whether anything may be decided by the time that steps take.
@@ -72,7 +71,6 @@ class Boundary:
         progress: Progress,
         rank: int,
         grace: float,
-        before_save: Callable[[], None],
     ) -> None:
         self._gate = gate
         self._watcher = watcher
@@ -81,7 +79,6 @@ class Boundary:
         self._progress = progress
         self._rank = rank
         self._grace = grace
-        self._before_save = before_save
         self._last_save: tuple[int, Position] | None = None
         self._has_flight_ended = False  # Set in the thread that wrote the save.
         self._reasons: list[Callable[[], bool]] = []
@@ -256,7 +253,6 @@ class Boundary:
         """
         if self._saver is None:
             return None
-        self._before_save()
         position = self._progress.position
         with self._schedule.saving():
             checkpoint = self._saver.save(

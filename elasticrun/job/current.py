@@ -240,11 +240,12 @@ def save_all_states() -> Place | None:
 
     Collective: call it on every replica, at the same place. Inside a loop's body the
     current batch will be delivered again; there `request_checkpoint` is better.
-    Replay: saves the states as they are, at the position to resume at.
+    Replay: writes nothing and changes nothing. Before the first loop it saves again.
 
     Returns:
-        The checkpoint's directory or URL; None without a checkpoint directory, or when
-        it could not be written (a CheckpointWarning says why).
+        The checkpoint's directory or URL, in replayed code the newest one's; None
+        without a checkpoint directory, or when it could not be written (a
+        CheckpointWarning says why).
     """
     return current_job().save()
 

@@ -144,7 +144,6 @@ class Job:
             progress=self.progress,
             rank=self.rank,
             grace=self.settings.grace,
-            before_save=self._replayed.put_back,
         )
         self._no_rescue = ""
         self.rescue = self.boundary.rescue = self._make_rescue()
@@ -310,8 +309,7 @@ class Job:
         """Keep a state in every checkpoint; load it and return whether it was there."""
         self.states.add(state)
         state.trusts_pickle = state.name in self.settings.trust_pickle
-        if is_loaded := self.load(state):
-            self._replayed.note_loaded(state)
+        is_loaded = self.load(state)
         self._replayed.note(state)
         return is_loaded
 
@@ -343,15 +341,15 @@ class Job:
         """Write a checkpoint now, and wait until it is committed. Collective.
 
         Returns:
-            Its directory or URL, or None if it could not be written or there is no
-            checkpoint directory.
+            The path of the newest checkpoint, or None: see `save_all_states`.
         """
-        anchors = self._replayed.anchors
-        if not self.progress.is_repeating:
-            anchors.num_saves += 1
-        elif self._replayed.is_guided:
+        if self._replayed.is_under_way:  # The first run has written it.
             self._replayed.num_saves += 1
             self._arrive()
+            newest = self.newest_checkpoint
+            return None if newest is None else newest.path
+        if not self.progress.is_repeating:
+            self._replayed.anchors.num_saves += 1
         return self.boundary.save()
 
     # Loops and epochs.
@@ -435,7 +433,7 @@ class Job:
         """Walk past epochs that were finished before the restart; see `Progress`."""
         place = self.progress.place
         epoch = self.progress.skip_epochs(limit)
-        if self.progress.is_replaying:
+        if self.progress.is_repeating:
             self._begin_replay()
             if self.progress.place != place:
                 self._reach_anchor()
@@ -499,7 +497,7 @@ class Job:
             if is_first:  # Of its epoch.
                 self._replayed.anchors.noted[True].clear()
                 self._generators.noted[True].clear()
-            self._replayed.add_anchor(place)
+            self._replayed.anchors.add(place)
             self._generators.note(place)
         elif self._replayed.is_guided:
             self._replayed.pass_anchor(place)

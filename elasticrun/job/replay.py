@@ -16,7 +16,6 @@ from elasticrun.checkpoint.states.remembered import (
     exact,
     form_of,
     is_whole,
-    without,
 )
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.states.stateful import is_torchs
@@ -42,10 +41,8 @@ class ReplayedStates:
 
     def __init__(self, states: Registry) -> None:
         self._states = states
-        self.anchors = Anchors()
+        self.anchors = Anchors(states)
         self.num_saves = 0
-        self._loaded: dict[BaseState, Any] = {}  # Forms, until the first loop.
-        self._on_purpose: dict[BaseState, tuple[Any, Any]] = {}  # Loaded, and then set.
         self._seen: dict[str, Any] = {}  # At the last anchor that was passed.
         self._before: dict[BaseState, Remembered] | None = None
         self._load: Callable[[BaseState], None] | None = None
@@ -57,34 +54,20 @@ class ReplayedStates:
             load: Loads a state from the checkpoint that the program goes on from; None
                 if there is none, so that large tensors stay as replayed code left them.
         """
-        if self._before is None:
+        if not self.is_under_way:
             self._before, self._load, self._seen = {}, load, {}
             for state in self._states:
                 self.note(state)
-                if load is not None and state in self._loaded:
-                    pair = self._loaded[state], form_of(state.current())
-                    self._on_purpose[state] = pair
-            self._loaded = {}
 
-    def note_loaded(self, state: BaseState) -> None:
-        """Note what a state has been loaded with before the first loop.
-
-        With it another one that was loaded again: see `BaseState.overwrites`.
-        """
-        target = state.overwrites
-        for each in self._states:
-            if each is state or (target is not None and each.target is target):
-                self._loaded[each] = form_of(each.current())
+    @property
+    def is_under_way(self) -> bool:
+        """Whether code behind the first loop is replayed."""
+        return self._before is not None
 
     @property
     def is_guided(self) -> bool:
         """Whether the code that is replayed is that which the anchors are of."""
-        return self._before is not None and self._load is not None
-
-    def add_anchor(self, place: Place) -> None:
-        """Note what the program sees at a place that it has come to."""
-        self._loaded = {}
-        self.anchors.add(place, self._states)
+        return self.is_under_way and self._load is not None
 
     def pass_anchor(self, place: Place) -> None:
         """Let replayed code see what the first run saw from a place on."""
@@ -100,8 +83,6 @@ class ReplayedStates:
         form, target = self._seen[state.name], state.target
         if target is not None and not (is_torchs(target) or is_whole(form)):
             return  # Parts of two moments may be nothing that it could load.
-        if state in self._on_purpose:
-            form = without(form, *self._on_purpose[state])
         is_free = not isinstance(target, (nn.Module, Optimizer))
         found = Remembered.of_form(form).put_back(values, is_free=is_free)
         shown, now = (form_of(each) for each in (found, state.current()))
@@ -112,10 +93,12 @@ class ReplayedStates:
         """Remember a state that is registered while code is replayed."""
         if self._before is not None and (values := state.current()) is not None:
             self._before[state] = Remembered(values)
-            self._show(state)
+            if self.is_guided:
+                self.anchors.leave_out(state.name, form_of(values))
+                self._show(state)
 
     def put_back(self) -> None:
-        """Undo what has changed since; before a save, too, which would keep it."""
+        """Undo what has changed since."""
         changed = []
         for state in self._states:
             before = (self._before or {}).get(state)
@@ -131,4 +114,4 @@ class ReplayedStates:
 
     def end(self) -> None:
         """Forget what was remembered: the program has moved on."""
-        self._before, self._on_purpose, self._seen = None, {}, {}
+        self._before, self._seen = None, {}

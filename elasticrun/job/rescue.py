@@ -271,7 +271,7 @@ class Rescue:
                     raise CannotRescueError("the GPU had not come there")
                 for _, put_back in kept.put_back:
                     put_back()
-                offer[kept.number] = self._generators.capture()
+                offer[kept.number] = self._generators.capture_for_record()
             except CannotRescueError as error:
                 self._why_none = str(error)
         if not offer:

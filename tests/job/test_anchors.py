@@ -203,10 +203,17 @@ def saving_by_hand(directory: Path, die_in: int) -> Any:
     v = Variables(number=0, draws=[])
     train = AdaptiveDataLoader(Numbers(4), batch_size=2, name="train")
     log = LogFile(directory / "log.txt")
-    moments = 0
+    moments, level = 0, 0.0
 
-    def change(where: str) -> None:
+    def moment() -> None:
         nonlocal moments
+        moments += 1
+        if moments == die_in and generation() == 0:
+            raise Crash
+
+    def change(where: str) -> Path:
+        nonlocal level
+        moment()
         for part in "before", "after":
             v.number = 2 * v.number + 1
             v.draws.append(torch.rand(1).item())
@@ -215,32 +222,33 @@ def saving_by_hand(directory: Path, die_in: int) -> Any:
                 net.weight.mul_(2).add_(1)
             log.write(f"{where} {part}\n")
             if part == "before":
-                save_all_states()
-            moments += 1
-            if moments == die_in and generation() == 0:
-                raise Crash
+                path = save_all_states()
+                assert isinstance(path, Path)
+                level = 0.1 * v.number
+            moment()
+        return path
 
     def loop() -> None:
-        nonlocal moments
         for x in train:
             optimizer.zero_grad()
-            (model(torch.ones(1, 2000)) * x.sum()).sum().backward()
+            (model(torch.ones(1, 2000)) * x.sum() * level).sum().backward()
             optimizer.step()
-            moments += 1
-            if moments == die_in and generation() == 0:
-                raise Crash
+            moment()
 
+    loop()
+    change("before epochs")
     for _ in remaining_epochs_until(1):
         for zone in "A", "B":
             change(zone)
             loop()
         change("C")
+    list(remaining_epochs_until(1))  # None remains.
     change("D")
     loop()
-    change("end")
+    newest = change("end").name  # Replayed code has written none.
     log.flush()
     end = (v.number, v.draws, scheduler.get_last_lr(), net.weight.sum().item())
-    return moments, end, (directory / "log.txt").read_text()
+    return moments, end, newest, (directory / "log.txt").read_text()
 
 
 def test_a_kill_behind_a_save_by_hand_does_not_show(tmp_path: Path) -> None:
@@ -261,21 +269,83 @@ def test_above_a_bound_no_values_are_noted_which_is_said_once(
 ) -> None:
     caplog.set_level("INFO", logger="elasticrun")
     v = Variables(number=0, text=text)
-    anchors = Anchors()
+    anchors = Anchors(job.states)
     for number in range(num_loops + 2):
         v.number, v.text = number, text + str(number)
         is_known = number < min(num_loops, 16)
-        anchors.add((0, number, True), job.states)
+        anchors.add((0, number, True))
         if is_known or number >= num_loops:
             assert bool(anchors.noted[True].at((0, 0, True))) == is_known
-    said = [each for each in caplog.messages if "an epoch has many loops" in each]
+    said = [each for each in caplog.messages if "an epoch has over 1,000 loops" in each]
     assert len(said) == 1
-    anchors.add((1, 0, False), job.states)
+    anchors.add((1, 0, False))
     assert anchors.noted[False].at((1, 0, False))
 
 
+class Placed(State):
+    """Has what each process has of its own, and does not save that."""
+
+    def __init__(self, device: str, path: str) -> None:
+        super().__init__("placed")
+        self.device, self.path, self.number = torch.device(device), path, 0
+
+    def save(self, fileobj: BinaryIO) -> None:
+        fileobj.write(str(self.number).encode())
+
+    def load(self, fileobj: BinaryIO) -> None:
+        self.number = int(fileobj.read())
+
+
+def test_what_a_process_has_of_its_own_stays(tmp_path: Path) -> None:
+    """As its rank or device, which may be others after a restart, or on others."""
+
+    def script(device: str, path: str) -> None:
+        placed, seen[:] = Placed(device, path), []
+        train = AdaptiveDataLoader(Numbers(3), batch_size=1)
+        for _ in remaining_epochs_until(1):
+            for _ in range(2):
+                placed.number += 1
+                seen.append((placed.device.type, placed.path, placed.number))
+                for _ in train:
+                    placed.number += 10
+                    request_stop()
+
+    seen: list[Any] = []
+    for number, device in enumerate(["cuda", "cpu", "cpu", "cpu", "cuda", "cpu"]):
+        run_once(partial(script, device, "a" * number), tmp_path)
+        own = (device, "a" * number)
+        assert seen == [(*own, 1), (*own, 32)][: 1 + (number >= 3)], number
+
+
+def many_loops(num_loops: int, stop_in: int) -> tuple[list[float], float]:
+    torch.manual_seed(0)
+    train = AdaptiveDataLoader(Numbers(2), batch_size=1)
+    draws = []
+    for _ in remaining_epochs_until(1):
+        for number in range(num_loops):
+            draws.append(torch.rand(1).item())
+            for _ in train:
+                torch.rand(1)  # Not in a loop that is skipped.
+                if number == stop_in:
+                    request_stop()
+    return draws, torch.rand(1).item()
+
+
+@pytest.mark.parametrize("num_loops", [60, 1001])
+def test_draws_between_many_loops_are_the_same_up_to_a_bound(
+    num_loops: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="elasticrun")
+    calm, *end = run_once(partial(many_loops, num_loops, -1))
+    assert run_once(partial(many_loops, num_loops, num_loops - 1), tmp_path) is None
+    draws, *found = run_once(partial(many_loops, num_loops, -1), tmp_path)
+    assert found == end
+    assert (draws == calm) == (num_loops <= 1000)
+    assert sum("also draws anew" in each for each in caplog.messages) == (draws != calm)
+
+
 def test_places_hold_what_has_changed_up_to_a_bound() -> None:
-    noted = Noted(100)
+    noted = Noted()
     noted.add((0, 0, True), {"a": [1, 2], "b": "text"})
     noted.add((0, 1, True), {"a": [1, 3], "b": "text"})
     noted.add((0, 2, True), {"a": [1, 4], "b": "text"})
@@ -284,7 +354,8 @@ def test_places_hold_what_has_changed_up_to_a_bound() -> None:
     noted.add((0, 1, True), {"a": [5], "b": "text"})  # Come to anew.
     assert noted.at((0, 1, True)) == {"a": [5], "b": "text"}
     assert noted.at((0, 2, True)) == {}
-    noted.add((0, 2, True), {"a": "x" * 100})
+    assert noted.encode(10) == ()
+    noted.add((0, 2, True), {"a": "x" * (16 << 20)})
     assert noted.is_over
     assert noted.at((0, 0, True)) == {}
     noted.clear()

@@ -31,7 +31,7 @@ from elasticrun import (
     register,
     remaining_steps_until,
 )
-from elasticrun.checkpoint.states.remembered import exact, form_of
+from elasticrun.checkpoint.states.remembered import Remembered, exact, form_of, without
 from elasticrun.checkpoint.states.state import BaseState, CannotRescueError
 from elasticrun.job.current import current_job
 from elasticrun.job.noise import NoiseRecord, StepPart
@@ -40,6 +40,11 @@ from elasticrun.job.rescue import remember
 from elasticrun.testing import Job, run_generation
 
 Change = Callable[[], Any]
+DTYPES = (
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
+    *(torch.float8_e4m3fn, torch.float8_e5m2),
+)
 
 
 class Counted(State):
@@ -398,7 +403,7 @@ def test_each_of_torchs_schedulers_is_shown_as_it_was_at_an_anchor(
     own.step()
     replayed, state = ReplayedStates(job.states), state_called("scheduler")
     before = exact(form_of(state.current()))
-    replayed.add_anchor((0, 0, True))
+    replayed.anchors.add((0, 0, True))
     for _ in range(2):
         scheduler.step(*[1.0] * (name == "ReduceLROnPlateau"))
     assert exact(form_of(state.current())) != before
@@ -634,3 +639,44 @@ def test_a_survivor_may_say_why_there_is_no_rescue(tmp_path: Path) -> None:
     """So a launcher waits for one, from the first boundary on."""
     expected = [False, False, True]
     assert run_generation(on_at_boundaries, 2, str(tmp_path)) == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        *(torch.tensor([[1, 0], [2, 3]]).to(kind) for kind in DTYPES),
+        torch.arange(12.0).reshape(3, 4)[:, 1],
+        torch.arange(12.0).reshape(3, 4).t(),
+        torch.tensor([1 + 2j, 3j]).conj(),
+        torch.tensor([1 + 2j]).conj().imag,
+        torch.tensor(1.5),
+        torch.zeros(0, 2),
+    ],
+)
+def test_a_tensor_of_any_kind_comes_back_from_its_form(tensor: torch.Tensor) -> None:
+    others = [torch.tensor(True), torch.arange(3, dtype=torch.uint8)]
+    values = [others[0], tensor, others[1]]
+    _, *found = Remembered.of_form(form_of([1, *values])).put_back(None)
+    for each, value in zip(found, values, strict=True):
+        assert (each.dtype, each.shape) == (value.dtype, value.shape)
+        assert each.tolist() == value.tolist()
+
+
+@pytest.mark.parametrize(
+    ("noted", "saved", "now", "shown"),
+    [
+        ({"rate": 2}, {"rate": 2}, {"rate": 5}, {"rate": 5}),
+        ({"rows": [1]}, {"rows": [1, 2]}, {"rows": []}, {"rows": []}),
+        ({"rows": [1]}, {"rows": [1, 2]}, {"rows": (1, 2)}, {"rows": (1, 2)}),
+        ({}, {}, {"new": 3}, {"new": 3}),
+        ({"b": 1}, {"b": 2}, {}, {}),
+        ({"gone": 1}, {}, {}, {"gone": 1}),
+        ({1: 2}, {1: 3}, {"1": 3}, {"1": 3}),
+    ],
+)
+def test_what_is_otherwise_than_it_was_saved_stays(
+    noted: Any, saved: Any, now: Any, shown: Any
+) -> None:
+    now = {"n": 2, **now}
+    form = without(*map(form_of, ({"n": 1, **noted}, {"n": 2, **saved}, now)))
+    assert Remembered.of_form(form).put_back(now) == {"n": 1, **shown}

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import runpy
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch.nn.modules.module import register_module_forward_pre_hook
 
+from elasticrun import JobStopped, request_stop
 from tests.support.any_program import (
     Batch,
     ByHand,
@@ -25,8 +34,7 @@ from tests.support.any_program import (
     programs,
     stops,
 )
-from tests.support.generations import run_once
-from tests.support.programs import Training
+from tests.support.generations import Crash, run_once
 
 
 def uninterrupted(program: Program, *, trains: bool = False) -> Run:
@@ -201,16 +209,62 @@ def at_world_size(
     return delivered, runs[0].is_finished
 
 
+CLASSIFIER = Path(__file__).parents[1] / "support" / "scripts" / "classifier"
+
+
+def classify(output: Path, leave_in: int = -1, kind: str = "stop") -> list[str]:
+    """Run a whole script with modules of its own, and return what it prints.
+
+    Args:
+        leave_in: The pass through one of the network's modules in which it is left.
+    """
+    num_passes = 0
+
+    def leave(*_: Any) -> None:
+        nonlocal num_passes
+        num_passes += 1
+        if num_passes == leave_in and kind == "kill":
+            raise Crash
+        if num_passes == leave_in:
+            request_stop()
+
+    hook = register_module_forward_pre_hook(leave)
+    try:
+        with (
+            mock.patch.object(sys, "argv", ["train.py", str(output)]),
+            mock.patch.object(sys, "path", [str(CLASSIFIER), *sys.path]),
+            contextlib.redirect_stdout(io.StringIO()) as printed,
+            contextlib.suppress(JobStopped, Crash),
+        ):
+            runpy.run_path(str(CLASSIFIER / "train.py"), run_name="__main__")
+    finally:
+        hook.remove()
+    return printed.getvalue().splitlines()
+
+
 @pytest.mark.slow
-# Torch looks for steps of the optimizer in this process only.
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-@given(stops=st.sets(st.integers(1, 12), max_size=5))
-@settings(max_examples=8)
-@example({4, 8, 12})  # At the end of each loop.
-def test_the_model_is_bit_identical_after_any_stops(stops: set[int]) -> None:
-    whole = run_once(Training(num_workers=0))
-    with tempfile.TemporaryDirectory() as directory:
-        for stop_in in sorted(stops):
-            run_once(Training(num_workers=0, stop_in=stop_in), directory)
-        end = run_once(Training(num_workers=0), directory)
-    assert all(torch.equal(a, b) for a, b in zip(whole, end, strict=True))
+@given(
+    ends=st.lists(
+        st.tuples(st.integers(1, 150), st.sampled_from(["stop", "kill"])), max_size=4
+    )
+)
+@settings(max_examples=12)
+@example([(45, "stop"), (5, "kill"), (70, "kill")])
+def test_a_whole_script_prints_and_trains_the_same(ends: list[tuple[int, str]]) -> None:
+    calm, model = classified([])
+    assert len(calm) == len(set(calm)) == 7
+    printed, trained = classified(ends)
+    assert list(dict.fromkeys(printed)) == calm
+    assert trained.keys() == model.keys()
+    assert all(torch.equal(trained[key], model[key]) for key in model)
+
+
+def classified(ends: list[tuple[int, str]]) -> tuple[list[str], dict[str, Any]]:
+    """Return what it prints from start to start, and the model in the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        output, printed = Path(folder), list[str]()
+        for end in [*ends, (-1, "")]:
+            script = partial(classify, output, *end)
+            printed += run_once(script, output / "job", save_every=3)
+        return printed, torch.load(output / "model.pt")

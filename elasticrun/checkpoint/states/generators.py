@@ -17,11 +17,8 @@ from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.checkpoint.states.gathered import GatheredState
 from elasticrun.checkpoint.states.noted import Noted, Place
 from elasticrun.checkpoint.states.values import load_values, save_values
-from elasticrun.logger import Logger
 
-logger = Logger(__name__)
-
-_MOST_NOTED = 1 << 17  # Bytes of each rank's: the record for a rescue has them, too.
+_MOST_IN_RECORD = 1 << 17  # Bytes of anchors, which go there anew at each one.
 # The generators' memory, a Mersenne Twister's: its words and the position among them;
 # then whether there is a number for the next call of `gauss` or `randn`, and that.
 _PYTHON = struct.Struct("=i624Ii4xd")
@@ -54,18 +51,21 @@ class Generators(GatheredState):
         self._alike: dict[str, Any] = {}  # What a rank that derives takes over.
         self._is_sure = False  # Whether several ranks have shown that.
         self._glance = _Glance()
-        self.noted = {in_epoch: Noted(_MOST_NOTED) for in_epoch in (True, False)}
+        self.noted = {in_epoch: Noted() for in_epoch in (True, False)}
         self._on_anchors: Callable[[bytes], object] | None = None
-        self._has_said = False
         self.seen: bytes | None = None
 
     def save(self, fileobj: BinaryIO) -> None:
         """Write the generators as they are now, or what is yet to be restored."""
-        if self._seed is not None:
-            values = {"seed": self._seed}
-        else:
-            values = self._loaded or capture(self._device)
-        save_values({**values, **self._anchors()}, fileobj)
+        save_values(self._to_save(), fileobj)
+
+    def capture_for_record(self) -> bytes:
+        """Return what `save` writes, without anchors for which a record has no room."""
+        return _encoded(self._to_save(_MOST_IN_RECORD))
+
+    def _to_save(self, *most_bytes: int) -> dict[str, Any]:
+        own = {"seed": self._seed} if self._seed is not None else self._loaded
+        return {**(own or capture(self._device)), **self._anchors(*most_bytes)}
 
     def load(self, fileobj: BinaryIO) -> None:
         """Remember the saved generators; `restore` puts them into the process.
@@ -93,22 +93,16 @@ class Generators(GatheredState):
 
     def _tell_anchors(self) -> None:
         if self._on_anchors is not None:
-            self._on_anchors(_encoded(self._anchors()))
+            self._on_anchors(_encoded(self._anchors(_MOST_IN_RECORD)))
 
-    def _anchors(self) -> dict[str, Any]:
-        return {"anchors": {key: noted.encode() for key, noted in self.noted.items()}}
+    def _anchors(self, *most_bytes: int) -> dict[str, Any]:
+        encoded = {key: each.encode(*most_bytes) for key, each in self.noted.items()}
+        return {"anchors": encoded}
 
     def note(self, place: Place) -> None:
         """Note the generators at an anchor of the program: see `ReplayedStates`."""
         self._glance.look(self._device)
-        noted = self.noted[place[2]]
-        noted.add(place, dict(enumerate(self._glance.parts)))
-        if noted.is_over and not self._has_said:
-            self._has_said = True
-            logger.info(
-                "an epoch has many loops: what was drawn between them is drawn anew "
-                "where code there is replayed"
-            )
+        self.noted[place[2]].add(place, dict(enumerate(self._glance.parts)))
         self._tell_anchors()
 
     def put_back_at(self, place: Place) -> None:

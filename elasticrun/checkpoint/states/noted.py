@@ -11,6 +11,7 @@ from elasticrun.checkpoint.states.remembered import exact
 # Finished epochs and loops, and whether an epoch is running.
 Place = tuple[int, int, bool]
 _MOST_PLACES = 1000
+_MOST_BYTES = 16 << 20
 _PLACE = Kind(
     "a place of the program",
     lambda place: type(place) is tuple and [*map(type, place)] == [int, int, bool],
@@ -20,14 +21,10 @@ _PLACE = Kind(
 class Noted:
     """What was noted at the places of an epoch, or outside of epochs, by names.
 
-    Above a bound nothing at all is noted.
-
-    Args:
-        most_bytes: The bound; another one is a thousand places.
+    Above 1,000 places or 16 MB nothing at all is noted.
     """
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self) -> None:
         # With all that is known of a place, and the bytes of what has changed up to
         # there. Never changed in place: see `remember`. None above the bound.
         self._places: tuple[tuple[Place, dict[Any, Any], int], ...] | None = ()
@@ -55,8 +52,16 @@ class Noted:
                 known[name] = form
                 size += len(now)
         self._places = (*self._places, (place, known, size))
-        if len(self._places) > _MOST_PLACES or size > self._most_bytes:
+        if len(self._places) > _MOST_PLACES or size > _MOST_BYTES:
             self._places = None
+
+    def change(self, name: Any, change: Callable[[Any], Any]) -> None:
+        """Change the forms that a name has at all places."""
+        if self._places is not None:
+            encoded, self._places = self.encode(), ()
+            for place, forms in encoded:
+                changed = {key: change(forms[key]) for key in forms if key == name}
+                self.add(place, {**forms, **changed})
 
     @property
     def places(self) -> list[Place]:
@@ -76,10 +81,16 @@ class Noted:
 
         return put_back
 
-    def encode(self) -> Any:
-        """Return plain values: of each place what has changed since the one before."""
+    def encode(self, most_bytes: int = _MOST_BYTES) -> Any:
+        """Return plain values: of each place what has changed since the one before.
+
+        Args:
+            most_bytes: Above these it is as if nothing had been noted.
+        """
         if self._places is None:
             return None
+        if self._places and self._places[-1][2] > most_bytes:
+            return ()
         befores = [{}, *(known for _, known, _ in self._places)]
         return tuple(
             (place, {k: v for k, v in known.items() if before.get(k, self) is not v})

@@ -105,7 +105,10 @@ class Remembered:
 
 def form_of(values: Any) -> Any:
     """Return the form of values as they are now."""
-    return _form(_remember(values, 0, False))
+    tensors: list[_Tensor] = []
+    content = _remember(values, 0, tensors)
+    _fetch(tensors)
+    return _form(content)
 
 
 def exact(form: Any) -> bytes:
@@ -114,15 +117,19 @@ def exact(form: Any) -> bytes:
 
 
 def without(form: Any, before: Any, after: Any) -> Any:
-    """Return a form without what differs between two others."""
+    """Return a form with `()`, which puts nothing back, where two others differ."""
     if exact(before) == exact(after):
         return form
     if type(form) is type(before) is type(after) is dict:
-        return {k: without(v, before.get(k), after.get(k)) for k, v in form.items()}
+        keys = [*form, *(key for key in after if key not in before)]
+        forms = (form, before, after)
+        return {k: without(*(each.get(k, ()) for each in forms)) for k in keys}
     is_row = type(form) is type(before) is type(after) is tuple
-    if is_row and len(form) == len(before) == len(after):
-        return tuple(map(without, form, before, after))
-    return set()
+    if not is_row or not len(form) == len(before) == len(after):
+        return ()
+    made = tuple(map(without, form, before, after))
+    # A container's parts, which it would lose.
+    return () if len(made) == 2 and made[1] == () != form[1] else made
 
 
 def is_whole(form: Any) -> bool:
@@ -197,31 +204,26 @@ class _Tensor(_Node):
     """A tensor; `state_dict` hands on another object of the same storage each time."""
 
     def __init__(self, copy: torch.Tensor | None, own: Any = _MISSING) -> None:
-        self._copy, self._own = copy, own
+        self.copy: Any = copy
+        self._own = own
         self._place = None if own is _MISSING else _place_of(own)
         self._first = None if copy is not None else _first_of(own)
+        self.data = b""  # For the form.
 
     def form(self) -> Any:
-        if self._copy is None or _is_sharded(self._copy):
-            return set()
-        flat = self._copy.cpu().reshape(-1).view(torch.uint8)
-        parts = (
-            str(self._copy.dtype),
-            tuple(self._copy.shape),
-            flat.numpy().tobytes() or "",
-        )
+        parts = str(self.copy.dtype), tuple(self.copy.shape), self.data or ""
         return _pair(torch.Tensor, parts)
 
     def compare(self, value: Any) -> Change:
         is_same = _is_counted(value) and _place_of(value) == self._place
-        if self._copy is not None:
-            is_same = is_same and _has(value, self._copy)
+        if self.copy is not None:
+            is_same = is_same and _has(value, self.copy)
             return Change.NOTHING if is_same else Change.REMEMBERED
         is_same = is_same and _first_of(value) == self._first
         return Change.NOTHING if is_same else Change.MORE
 
     def put_back(self, value: Any, *, is_free: bool) -> Any:
-        own, copy = self._own, self._copy
+        own, copy = self._own, self.copy
         if copy is None:
             return value
         if own is _MISSING:
@@ -229,7 +231,8 @@ class _Tensor(_Node):
             if _is_sharded(own):
                 return value
             if not _is_counted(own) or not _is_like(own, copy):
-                return copy.clone() if is_free else value
+                there = own.device if isinstance(own, torch.Tensor) else copy.device
+                return copy.to(there, copy=True) if is_free else value
         if not _has(own, copy.to(own.device)):  # Else it would count as changed.
             with torch.no_grad():
                 if own.shape == copy.shape:
@@ -305,10 +308,11 @@ class _Container(_Node):
         return _fill(self._kind.__new__(self._kind) if own is _MISSING else own, before)
 
 
-def _remember(value: Any, depth: int, is_tracked: bool = True) -> Any:
+def _remember(value: Any, depth: int, tensors: list[_Tensor] | None = None) -> Any:
     """Return a value that never changes in place as it is, else a node.
 
-    Tracked or not: whether changes are to be seen, or only a form is wanted.
+    Args:
+        tensors: Takes the tensors where only a form is wanted.
     """
     kind = type(value)
     if kind in _PLAIN:
@@ -321,22 +325,29 @@ def _remember(value: Any, depth: int, is_tracked: bool = True) -> Any:
         elif type(parts) is list and _PLAIN.issuperset(map(type, parts)):
             return _Container(kind, parts, value)
         elif len(parts) <= _MOST_VALUES:
-            return _Container(kind, _remember_all(parts, depth + 1, is_tracked), value)
+            return _Container(kind, _remember_all(parts, depth + 1, tensors), value)
     if _is_counted(value):
-        is_small = not _is_sharded(value) and value.numel() <= _MOST_COPIED
-        if not is_tracked:
-            return _Tensor(value.detach()) if is_small else _Unknown(kind)
-        return _Tensor(value.detach().clone() if is_small else None, value)
+        return _remember_tensor(value, tensors)
     if kind is np.ndarray and value.size <= _MOST_COPIED and not value.dtype.hasobject:
         return _Array(value.copy(), value)
     return value if _is_fixed(value) else _Unknown(kind)
 
 
-def _remember_all(parts: Any, depth: int, is_tracked: bool) -> Any:
+def _remember_tensor(value: torch.Tensor, tensors: list[_Tensor] | None) -> _Node:
+    is_small = not _is_sharded(value) and value.numel() <= _MOST_COPIED
+    if tensors is None:
+        return _Tensor(value.detach().clone() if is_small else None, value)
+    if not is_small:
+        return _Unknown(type(value))
+    tensors.append(_Tensor(value.detach()))
+    return tensors[-1]
+
+
+def _remember_all(parts: Any, depth: int, tensors: list[_Tensor] | None) -> Any:
     if type(parts) is list:
-        return [_remember(each, depth, is_tracked) for each in parts]
+        return [_remember(each, depth, tensors) for each in parts]
     return {
-        key: each if type(each) in _PLAIN else _remember(each, depth, is_tracked)
+        key: each if type(each) in _PLAIN else _remember(each, depth, tensors)
         for key, each in parts.items()
     }
 
@@ -435,6 +446,19 @@ def _fill(own: Any, parts: dict[Any, Any]) -> Any:
 
 
 # Forms.
+
+
+def _fetch(tensors: list[_Tensor]) -> None:
+    """Read tensors, those of a kind together, since each read waits for a GPU."""
+    by_kind = defaultdict(list)
+    for tensor in tensors:
+        by_kind[tensor.copy.device, tensor.copy.dtype].append(tensor)
+    for alike in by_kind.values():
+        together = torch.cat([tensor.copy.reshape(-1) for tensor in alike]).cpu()
+        data, end = together.view(torch.uint8).numpy().tobytes(), 0
+        for tensor in alike:
+            begin, end = end, end + tensor.copy.nbytes
+            tensor.data = data[begin:end]
 
 
 def _form(content: Any) -> Any:
