@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
@@ -135,7 +136,9 @@ class Dataflow:
         """Return where exposed steps read what an earlier turn has left in a place.
 
         Where the same test stands around a write of the turn and a reading after it,
-        and nothing in the turn changes what it asks, the reading sees that write.
+        and nothing in the turn changes what it asks, the reading sees that write. So it
+        does where all writes stand under tests like `epoch >= 5`: once one has been
+        made, each later turn makes it again.
         """
         changed = {
             write.name
@@ -154,14 +157,32 @@ class Dataflow:
                 and len(tests) == len(guards)
             ):
                 fresh.append((step.number, tests))
+        repeated_until = self._repeated_until(turns, place, changed)
 
         def is_old(read: Read) -> bool:
+            if read.step.number > repeated_until:
+                return False
             known = _steady_tests(read.guards, changed) if fresh else set()
             number = read.step.number
             return not any(n < number and tests <= known for n, tests in fresh)
 
         reads = (each for each in self.reads[place] if each.step in exposed)
         return [e for e in reads if e.step not in turns.inside or is_old(e)]
+
+    def _repeated_until(
+        self, turns: Turns, place: ValuePlace, changed: set[str]
+    ) -> float:
+        """Return the step until which each epoch makes all writes of a place again."""
+        last = 0
+        for write in self.writes[place]:
+            if write.step not in turns.inside or write.how in _NO_NEWS:
+                continue
+            guards = write.step.guards[len(turns.head.guards) :]
+            is_plain = write.how == "set" and write.step.loop is None
+            if not is_plain or not all(_rises(e, turns, changed) for e in guards):
+                return math.inf
+            last = max(last, write.step.number)
+        return last
 
     def first_writes(self, loop: DataLoop, hows: tuple[str, ...]) -> Iterator[Write]:
         """Yield for each plain place its first such write in a loop's body."""
@@ -234,6 +255,22 @@ def _steady_tests(guards: Iterable[Guard], changed: set[str]) -> set[tuple[str, 
         if not may_change:
             found.add((written(guard.test), guard.holds))
     return found
+
+
+def _rises(guard: Guard, turns: Turns, changed: set[str]) -> bool:
+    """Return whether a test such as `epoch >= 5` holds in all later epochs, too."""
+    if not (isinstance(turns.loop, EpochLoop) and isinstance(guard.test, ast.Compare)):
+        return False
+    left, ops, right = guard.test.left, guard.test.ops, guard.test.comparators
+    rising = (ast.Gt, ast.GtE) if guard.holds else (ast.Lt, ast.LtE)
+    is_bound = isinstance(right[0], ast.Constant | ast.Name | ast.Attribute)
+    return (
+        len(ops) == 1
+        and isinstance(ops[0], rising)
+        and written(left) in {write.name for write in turns.head.writes} - changed
+        and is_bound
+        and written(right[0]) not in changed
+    )
 
 
 def _are_first_value(first: list[Write], survivors: list[Write]) -> bool:
