@@ -83,6 +83,11 @@ def read_events(directory: Path) -> list[Event]:
     return sorted(found, key=lambda event: event["time"])
 
 
+def name_in(events: list[Event]) -> str | None:
+    """Return what the job was called last, None if none of them says it."""
+    return next((event["job"] for event in events[::-1] if "job" in event), None)
+
+
 def _events_in(path: Path) -> Iterator[Event]:
     try:
         lines = read_end(path, 2 * MOST_BYTES).split(b"\n")

@@ -59,6 +59,16 @@ def locked(directory: Path, *, is_shared: bool) -> Iterator[None]:
         yield
 
 
+def find_locked_by(pid: int) -> Path | None:
+    """Return the directory that a launcher of this user has locked, None if unknown."""
+    for link in Path(f"/proc/{pid}/fd").glob("*"):
+        with contextlib.suppress(OSError):  # It was closed just now.
+            path = link.readlink()
+            if path.name == _NAME:
+                return path.parent
+    return None
+
+
 def make_usable(directory: Path, *, what: str, option: str) -> None:
     """Make a directory, or refuse it before anything is started."""
     try:

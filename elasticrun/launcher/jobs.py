@@ -8,7 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from elasticrun.checkpoint.events import FILE_NAME, Event, local_directory, read_events
+from elasticrun.checkpoint.events import (
+    FILE_NAME,
+    Event,
+    local_directory,
+    name_in,
+    read_events,
+)
 from elasticrun.checkpoint.inspection.entries import (
     InspectionError,
     choose_storage,
@@ -52,8 +58,7 @@ class KnownJob:
     def name(self) -> str:
         if self.status is not None:
             return str(self.status["job"])
-        names = [event["job"] for event in self.events if "job" in event]
-        return str(names[-1] if names else self.directory.name)
+        return name_in(self.events) or self.directory.name
 
     @property
     def is_running(self) -> bool:

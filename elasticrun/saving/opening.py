@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any
 
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.position import Position
-from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.storage import StoreUnreachableError
 from elasticrun.checkpoint.store import CheckpointStore, wait_until_seen
 from elasticrun.errors import CheckpointError, text_of
@@ -20,7 +21,6 @@ from elasticrun.logger import Logger
 from elasticrun.replicas.environment import Environment
 from elasticrun.replicas.exchange import DIRECTORY, SEEN, START, Exchange, RankZeroError
 from elasticrun.replicas.membership import Membership
-from elasticrun.replicas.store import START_TIMEOUT
 from elasticrun.saving.settings import Settings
 
 logger = Logger(__name__)
@@ -29,7 +29,8 @@ HEARING_SECONDS = 5.0  # For the other ranks to hear why the job cannot begin.
 _FULL_SECONDS = 3600.0  # For somebody to make room on a full disk.
 _LONGEST_PAUSE = 60.0
 
-T = TypeVar("T")
+# While this replica waits for that; the reporter tells the launcher.
+is_waiting = threading.Event()
 
 
 @dataclass(frozen=True)
@@ -89,69 +90,71 @@ def open_checkpoints(checkpoints: CheckpointStore, membership: Membership) -> St
 def _begin_on_rank_0(checkpoints: CheckpointStore, exchange: Exchange) -> Start:
     """Acquire the directory, and tell the others what it holds, or why it failed."""
     start = Start()
+    deadline = time.monotonic() + _FULL_SECONDS
+    # What has been done is not done again after a pause.
+    acquire, find_newest = cache(checkpoints.acquire), cache(checkpoints.find_newest)
 
-    def begin() -> dict[str, Any]:
+    def begin() -> dict[str, Any] | None:
         nonlocal start
-        start, highest = _begin(checkpoints)
-        return {
-            "generation": start.generation,
-            "number": start.number,
-            "highest": highest,
-            "newest": start.newest and start.newest.number,
-            "digest": start.newest and start.newest.manifest.digest,
-        }
-
-    try:
-        exchange.decide(START, begin, is_heard=True)
-    except Exception:
-        exchange.wait_until_heard(START, timeout=HEARING_SECONDS)
-        raise
-    return start
-
-
-def _begin(checkpoints: CheckpointStore) -> tuple[Start, int]:
-    """Return what to begin with, and the highest number of a checkpoint there."""
-    _when_there_is_room(checkpoints.place, checkpoints.acquire)
-    try:
-        newest = checkpoints.find_newest()
-        checkpoints.remove_uncommitted()
-        generation = _when_there_is_room(checkpoints.place, checkpoints.next_generation)
-        number = checkpoints.next_number()
-        return Start(generation, number, newest), checkpoints.newest_number()
-    except StoreUnreachableError as error:
-        raise CheckpointError(
-            f"cannot read what is in {checkpoints.place}: {error}. A job that resumed "
-            "from an older checkpoint, or began anew, would lose training. Start it "
-            "again when this can be read. If it never can, remove that checkpoint, and "
-            "the job resumes from the one before."
-        ) from error
-
-
-def _when_there_is_room(place: Place, act: Callable[[], T]) -> T:
-    """Return what `act` returns, which is tried again while the disk is full.
-
-    Each restart would find it as full, and all that are left would go in seconds.
-    """
-    deadline, pause = time.monotonic() + _FULL_SECONDS, 1.0
-    while True:
         try:
-            return act()
+            acquire()
+            newest = find_newest()
+            checkpoints.remove_uncommitted()
+            generation = checkpoints.next_generation()
+            start = Start(generation, checkpoints.next_number(), newest)
+            highest = checkpoints.newest_number()
+        except StoreUnreachableError as error:
+            raise CheckpointError(
+                f"cannot read what is in {checkpoints.place}: {error}. A job that "
+                "resumed from an older checkpoint, or began anew, would lose training. "
+                "Start it again when this can be read. If it never can, remove that "
+                "checkpoint, and the job resumes from the one before."
+            ) from error
         except (OSError, CheckpointError) as error:
             cause = error.__cause__ or error
             is_full = getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
             if not is_full or time.monotonic() > deadline:
                 raise
-            if pause == 1.0:
-                logger.warning("%s: waiting for room: %s", place, cause)
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
+            logger.warning("%s: waiting for room: %s", checkpoints.place, cause)
+            return None
+        return {
+            "generation": generation,
+            "number": start.number,
+            "highest": highest,
+            "newest": newest and newest.number,
+            "digest": newest and newest.manifest.digest,
+        }
+
+    try:
+        _decide_when_there_is_room(exchange, begin)
+    except Exception:
+        assert exchange.asked is not None
+        exchange.wait_until_heard(exchange.asked, timeout=HEARING_SECONDS)
+        raise
+    return start
+
+
+def _decide_when_there_is_room(
+    exchange: Exchange, begin: Callable[[], dict[str, Any] | None]
+) -> Any:
+    """Return what rank 0 begins with, which tries again while the disk is full.
+
+    Each restart would find it as full, and all that are left would go in seconds.
+    """
+    begun: dict[str, Any] | None
+    attempt = 0
+    while (begun := exchange.decide(f"{START}/{attempt}", begin)) is None:
+        is_waiting.set()
+        time.sleep(min(2.0**attempt, _LONGEST_PAUSE))
+        is_waiting.clear()
+        attempt += 1
+    return begun
 
 
 def _begin_on_other_ranks(checkpoints: CheckpointStore, exchange: Exchange) -> Start:
     """Open what rank 0 has found, and report whether it is visible here."""
     try:
-        timeout = START_TIMEOUT + 2 * _FULL_SECONDS
-        begun = exchange.decide(START, dict, timeout=timeout)
+        begun = _decide_when_there_is_room(exchange, dict)
     except RankZeroError as error:
         raise CheckpointError(f"rank 0: {error}") from error
     newest: Checkpoint | None = None

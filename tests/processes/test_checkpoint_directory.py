@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
 import shutil
-import subprocess
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,6 +25,7 @@ from elasticrun.testing import (
     start_generation,
     use_job,
 )
+from tests.support.full_disk import fill, small_disk
 from tests.support.loops import (
     NUM_BATCHES,
     check_ends_right,
@@ -289,21 +287,6 @@ def test_a_save_that_does_not_fit_leaves_the_one_before_and_training_goes_on(
     check_went_on(stage, 3, values)
 
 
-@contextmanager
-def small_disk(path: Path) -> Iterator[None]:
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small disk needs root")
-    path.mkdir()
-    mounting = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(path)]
-    mounted = subprocess.run(mounting, capture_output=True, text=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"a small disk cannot be mounted: {mounted.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(path)], check=True)
-
-
 @pytest.mark.parametrize("heavy", [0, 1])
 def test_a_full_disk_leaves_the_one_before_and_training_goes_on(
     stage: Stage, heavy: int
@@ -325,11 +308,7 @@ def test_a_disk_that_is_full_when_a_generation_begins_is_waited_for(
     saved.checkpoints.rename(kept)
     with small_disk(saved.checkpoints):
         shutil.copytree(kept, saved.checkpoints, dirs_exist_ok=True)
-        with contextlib.suppress(OSError), open(saved.checkpoints / "x", "wb") as file:
-            while True:
-                file.write(bytes(1 << 12))
-                file.flush()
-
+        fill(saved.checkpoints / "x")
         with start_generation(small(saved), 2, variables=saved.variables()) as running:
             wait_until(lambda: "waiting for room" in saved.log(0), "a word on it")
             (saved.checkpoints / "x").unlink()

@@ -81,13 +81,21 @@ class Reporter:
         with self._looking:
             job = None if self._has_ended else open_job()
             if job is None:
-                return _UNTIL_JOB
+                return self._look_before_job()
             self._ask_to_stop(job)
             try:
                 self._report(job)
             except Exception:  # The next request to stop must still get through.
                 self._note_failure()
         return _IN_TRAINING if self._has_trained else _UNTIL_FIRST_BATCH
+
+    def _look_before_job(self) -> float:
+        opening: Any = sys.modules.get("elasticrun.saving.opening")
+        if self._has_ended or opening is None or not opening.is_waiting.is_set():
+            return _UNTIL_JOB
+        # On a disk, so it waits, which is no hang.
+        self._channel.send({"type": "no room", "time": time.monotonic()})
+        return _IN_TRAINING
 
     def end(self) -> None:
         """Stop reporting: the program is being torn down."""

@@ -325,6 +325,8 @@ class Generation:
                 member.moved_at = max(member.moved_at, message["time"])
             member.report = message
             self._audience.on_report(member)
+        elif message["type"] == "no room":
+            member.moved_at = max(member.moved_at, message["time"])
         elif message["type"] == "failure":
             member.failure = Failure(message["summary"], message["trace"])
             member.failed_at = message["time"]

@@ -11,8 +11,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from elasticrun.checkpoint.events import local_directory, name_in, read_events
 from elasticrun.checkpoint.storage.place import Place, parse_place
 from elasticrun.errors import NO_JOB, REFUSED, ElasticRunError
+from elasticrun.launcher.directory import find_locked_by
 from elasticrun.launcher.talk import sockets
 from elasticrun.replicas.wire import Channel, Message, WireError
 
@@ -32,26 +34,46 @@ class NoSuchJobError(JobError):
 
 
 class SilentJobError(JobError):
-    """A launcher listens but says nothing, not even the job's name."""
+    """A launcher listens but says nothing, not even the job's name.
+
+    What is known of it stands beside the lock that it holds.
+
+    Attributes:
+        pid: The launcher's process.
+        title: What to call it.
+        is_known: Whether its directory is; not if it runs in another container.
+    """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._started_in = "another place"  # It has ended, or is in a container.
+        self.title = f"the job ({pid})"
+        self._name, self._places = "", list[str]()
         if sockets.is_of_this_container(pid):
-            with contextlib.suppress(OSError):
-                self._started_in = os.readlink(f"/proc/{pid}/cwd")
-        self.title = f"the job ({pid}) that was started in {self._started_in}"
+            with contextlib.suppress(OSError):  # It has ended.
+                self._places = [os.readlink(f"/proc/{pid}/cwd")]
+                self.title += f" that was started in {self._places[0]}"
+        directory = find_locked_by(pid) if self._places else None
+        self.is_known = directory is not None
+        if directory is not None:
+            self._name = name_in(read_events(directory)) or directory.name
+            self._places += [str(directory), str(directory.parent)]
+            self.title = f"{self._name} ({pid}) in {directory}"
         super().__init__(
             f"{self.title} does not answer (suspended, or its output is blocked)",
             exit_code=REFUSED,
         )
 
     def is_called(self, name: str) -> bool:
-        return name == str(self.pid)
+        """Return whether it has this name, process number or directory."""
+        meant = [str(local_directory(place)) for place in places_meant(name)]
+        return name in (self._name, str(self.pid)) or (
+            self.is_known and self._places[1] in map(os.path.realpath, meant)
+        )
 
     @property
     def is_here(self) -> bool:
-        return self._started_in == os.getcwd()
+        """Whether it was started in this directory, or keeps its checkpoints here."""
+        return os.getcwd() in self._places
 
     def stop(self, *, is_now: bool = False) -> Iterator[str]:
         """Send the launcher what it reads once it runs again; yield what happens."""
@@ -209,7 +231,8 @@ def find_job(name: str | None) -> JobConnection:
                 job.close()
     if not found:
         what = "job" if name is None else f"job {name!r}"
-        text = "".join(f"; {each}: name it by {each.pid}" for each in silent)
+        unknown = [each for each in silent if not each.is_known]
+        text = "".join(f"; {each}: name it by {each.pid}" for each in unknown)
         raise NoSuchJobError(
             f"no {what} of this user is running{text}", exit_code=NO_JOB
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import math
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
@@ -131,7 +133,8 @@ class Dataflow:
         """Return where exposed steps read what an earlier turn has left in a place.
 
         Where the same test stands around a write of the turn and a reading after it,
-        the reading sees that write.
+        the reading sees that write. So it does where all writes stand under tests like
+        `epoch >= 5`: once one has been made, each later turn makes it again.
         """
         fresh: list[tuple[int, set[tuple[str, bool]]]] = []
         for write in self.writes[place]:
@@ -144,14 +147,36 @@ class Dataflow:
                 and len(tests) == len(guards)
             ):
                 fresh.append((step.number, tests))
+        repeated_until = self._repeated_until(turns, place)
 
         def is_old(read: Read) -> bool:
+            if read.step.number > repeated_until:
+                return False
             known = _steady_tests(read.guards) if fresh else set()
             number = read.step.number
             return not any(n < number and tests <= known for n, tests in fresh)
 
         reads = (each for each in self.reads[place] if each.step in exposed)
         return [e for e in reads if e.step not in turns.inside or is_old(e)]
+
+    def _repeated_until(self, turns: Turns, place: ValuePlace) -> float:
+        """Return the step until which each epoch makes all writes of a place again."""
+        changed = {
+            write.name
+            for step in turns.inside
+            for write in step.writes
+            if write.how not in _NO_NEWS
+        }
+        last = 0
+        for write in self.writes[place]:
+            if write.step not in turns.inside or write.how in _NO_NEWS:
+                continue
+            guards = write.step.guards[len(turns.head.guards) :]
+            is_plain = write.how == "set" and write.step.loop is None
+            if not is_plain or not all(_rises(e, turns, changed) for e in guards):
+                return math.inf
+            last = max(last, write.step.number)
+        return last
 
     def first_writes(self, loop: DataLoop, hows: tuple[str, ...]) -> Iterator[Write]:
         """Yield for each plain place its first such write in a loop's body."""
@@ -214,6 +239,22 @@ def _steady_tests(guards: Iterable[Guard]) -> set[tuple[str, bool]]:
     """Return the tests that come out alike in a whole turn."""
     steady = (each for each in guards if each.taints <= {"rank", "epoch"})
     return {(written(each.test), each.holds) for each in steady}
+
+
+def _rises(guard: Guard, turns: Turns, changed: set[str]) -> bool:
+    """Return whether a test such as `epoch >= 5` holds in all later epochs, too."""
+    if not (isinstance(turns.loop, EpochLoop) and isinstance(guard.test, ast.Compare)):
+        return False
+    left, ops, right = guard.test.left, guard.test.ops, guard.test.comparators
+    rising = (ast.Gt, ast.GtE) if guard.holds else (ast.Lt, ast.LtE)
+    is_bound = isinstance(right[0], ast.Constant | ast.Name | ast.Attribute)
+    return (
+        len(ops) == 1
+        and isinstance(ops[0], rising)
+        and written(left) in {write.name for write in turns.head.writes} - changed
+        and is_bound
+        and written(right[0]) not in changed
+    )
 
 
 def _are_first_value(first: list[Write], survivors: list[Write]) -> bool:

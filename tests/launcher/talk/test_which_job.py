@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,12 +15,21 @@ from elasticrun.launcher.options import OptionError, check_batch, check_processo
 from tests.launcher.running import ELASTICRUN, WITHOUT_TORCH, running, variables
 from tests.support.stage import Stage, freeze
 
+# An `elasticrun` that waits no longer than it must for a launcher that is suspended.
+IMPATIENT = """
+import sys
+from elasticrun.__main__ import main
+from elasticrun.launcher.talk import client
+client._ANSWER_SECONDS = 0.2
+sys.exit(main())
+"""
+
 
 def from_elsewhere(
-    stage: Stage, folder: Path, *words: object
+    stage: Stage, folder: Path, *words: object, command: Sequence[str] = ELASTICRUN
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*ELASTICRUN, *map(str, words)],
+        [*command, *map(str, words)],
         env=variables(stage),
         cwd=folder,
         stdin=subprocess.DEVNULL,
@@ -53,15 +65,37 @@ def test_a_job_of_another_directory_must_be_named(
 
 
 @pytest.mark.slow
-def test_a_launcher_that_does_not_answer_is_stopped_by_a_signal(stage: Stage) -> None:
+@pytest.mark.parametrize("by", ["here", "name", "directory"])
+def test_a_launcher_that_does_not_answer_is_found_and_stopped_by_a_signal(
+    stage: Stage, by: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Nothing of it runs, so only what it has written and locked tells its names."""
     script = stage.root / "script.py"
     script.write_text("import time; time.sleep(1000)")
-    with running(stage, "--replicas", 1, *WITHOUT_TORCH, script=script) as job:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    options = ["--replicas", 1, "--name", "digits", *WITHOUT_TORCH]
+    with running(stage, *options, script=script) as job:
         job.wait_until_said("started")
         freeze(job.pid)
-        stopped = from_elsewhere(stage, stage.root, "stop")
+        folder = stage.root if by == "here" else elsewhere
+        named = {"here": [], "name": ["digits"], "directory": [stage.checkpoints]}[by]
+        ask = partial(
+            from_elsewhere, stage, folder, command=[sys.executable, "-c", IMPATIENT]
+        )
+        title = f"digits ({job.pid}) in {stage.checkpoints}"
+        if by == "directory":
+            for command in (["status"], ["scale", 2], ["status", "--scaling"]):
+                shown = ask(*command, *named)
+                assert f"{title} does not answer (suspended" in shown.stderr
+                assert (shown.returncode, shown.stdout) == (4, "")
+        if by == "name":
+            other = ask("stop", "letters")
+            assert other.returncode == 3
+            assert "no job 'letters' of this user is running\n" in other.stderr
+        stopped = ask("stop", *named)
         assert stopped.returncode == 0
-        assert "it was sent SIGTERM" in stopped.stdout
+        assert title in stopped.stderr
+        assert "it does not answer, so it was sent SIGTERM" in stopped.stdout
         assert job.wait() == 143
 
 

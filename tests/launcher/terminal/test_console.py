@@ -226,7 +226,7 @@ def test_a_launcher_that_does_not_answer_is_named(stage: Stage) -> None:
         for answer in answers:
             assert answer.returncode == 4
             assert (
-                f"({job.pid}) that was started in {stage.root} does not answer (susp"
+                f"({job.pid}) in {stage.checkpoints} does not answer (suspended"
                 in answer.stderr
             )
             assert "no job" not in answer.stdout
