@@ -205,7 +205,7 @@ class Checker:
         try:
             for name, stage in self._stages():
                 before = self._trials.num_runs
-                if not self._has_room(f"the stage {name} is left out"):
+                if not self._has_room(report.not_compared, f"the stage {name}"):
                     continue
                 text = stage()
                 num_runs = self._trials.num_runs - before
@@ -306,19 +306,25 @@ class Checker:
             if problem is not None:
                 raise problem
         self._try([route])
-        return "different" if self._report.results else "equal"
+        if self._report.results:
+            return "different"
+        return "not compared" if self._report.not_compared else "equal"
 
     def _check_sweep(self) -> str:
         places = places_to_try(self._base().boundaries)
         halves = [tuple(places[first::_NUM_SWEEPS]) for first in range(_NUM_SWEEPS)]
         self._try([self._restarted_at(*half) for half in halves if half])
-        return f"{len(places)} restarts with {replicas_in_words(self._size)}"
+        text = f"{len(places)} restarts with {replicas_in_words(self._size)}"
+        self._report.compared = text
+        return text
 
     def _check_sizes(self) -> str:
         first, second, *others = self._scope.sizes
         problem = self._problem_in_float64()
         if problem is not None:
-            self._report.notes.append(problem.text)
+            self._report.not_compared.append(
+                f"other numbers of replicas: {problem.text}"
+            )
             return "not compared"
         if not self._can_compare(second):
             return (
@@ -330,13 +336,15 @@ class Checker:
         places = spread(self._base().boundaries, len(sizes) - 1)
         del sizes[len(places) + 1 :]
         self._try([Route(tuple(sizes), tuple(places), is_float64=True)])
+        if self._report.not_compared:
+            return "not compared"
         return " to ".join(map(str, sizes))
 
     def _can_compare(self, size: int) -> bool:
         """Return whether another number of replicas trains alike without any restart.
 
         What the program sets may not depend on it; where the first difference is one
-        of weights, as with dropout, that is noted.
+        of weights, as with dropout, the report has it among what was not compared.
         """
         if size in self._comparable:
             return self._comparable[size]
@@ -346,11 +354,10 @@ class Checker:
         self._comparable[size] = not differences
         is_trained = any(is_tensor(each.expected) for each in differences)
         if is_trained and not self._scope.is_float64:
-            self._report.notes.append(
-                f"with {replicas_in_words(size)} instead of {self._size}, "
+            self._report.not_compared.append(
+                f"{replicas_in_words(size)} in place of {self._size}: "
                 f"{differences[0].name} differs by more than rounding without any "
-                "restart (dropout and batch normalisation do that), so these numbers "
-                "of replicas are not compared"
+                "restart (dropout and batch normalisation do that)"
             )
         elif differences:
             sizes = ",".join(map(str, self._scope.sizes))
@@ -367,13 +374,13 @@ class Checker:
 
     # Runs.
 
-    def _has_room(self, otherwise: str) -> bool:
+    def _has_room(self, notes: list[str], otherwise: str) -> bool:
         """Return whether there may be more runs; note what happens if there may not."""
         if self._trials.num_runs < MOST_RUNS:
             return True
         note = f"{otherwise}, since there were {self._trials.num_runs} runs"
-        if note not in self._report.notes:
-            self._report.notes.append(note)
+        if note not in notes:
+            notes.append(note)
         return False
 
     def _base(self) -> CheckedRun:
@@ -449,7 +456,7 @@ class Checker:
         if not self._scope.places:
             whole = whole.until_leg(run.leg_of(differences[-1].key))
         for route in [*self._shorter(whole), whole]:
-            if not self._has_room("not every cause was looked for"):
+            if not self._has_room(self._report.notes, "not every cause was looked for"):
                 break
             closer = self._trials.run(route, watched=watched)
             found = self._trials.differences(self._trials.baseline_of(route), closer)

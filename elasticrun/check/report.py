@@ -74,12 +74,16 @@ class Report:
         problem: What happened, if it is neither equal nor different.
         detail: More of it, in any number of lines: a traceback, or stacks.
         command: What reproduces the problem; empty for differences, which have theirs.
+        compared: Which restarts have had their stage; empty if the user chose them.
+        not_compared: What was not compared, and why.
     """
 
     exit_code: ExitCode = ExitCode.EQUAL
     stages: list[Stage] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    compared: str = ""
+    not_compared: list[str] = field(default_factory=list)
     problem: str = ""
     detail: str = ""
     difference: Mismatch | None = None
@@ -109,7 +113,10 @@ def as_text(report: Report) -> str:
 
 def _verdict(report: Report) -> str:
     if report.exit_code == ExitCode.EQUAL:
-        return "equal: restarts change nothing"
+        if not report.not_compared:
+            return "equal: restarts change nothing"
+        equal = f"equal after {report.compared}; " if report.compared else ""
+        return f"{equal}not compared: {'; '.join(report.not_compared)}"
     if report.exit_code == ExitCode.DIFFERENT:
         count = len(report.results)
         what = "restarts change"

@@ -379,6 +379,7 @@ class Job:
             Where it starts, or None if it is to be skipped.
         """
         self.boundary.check_not_stopped()
+        self._generators.begin()
         was_replaying = self.progress.is_replaying
         position = self.progress.begin_loop(loader.name, start=start)
         if position is None:
@@ -431,6 +432,7 @@ class Job:
 
     def skip_epochs(self, limit: int) -> int:
         """Walk past epochs that were finished before the restart; see `Progress`."""
+        self._generators.begin()
         place = self.progress.place
         epoch = self.progress.skip_epochs(limit)
         if self.progress.is_repeating:

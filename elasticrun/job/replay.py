@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
-from torch.optim import Optimizer
-
 from elasticrun.checkpoint.registry import Registry
 from elasticrun.checkpoint.states.noted import Place
 from elasticrun.checkpoint.states.remembered import (
@@ -19,6 +16,7 @@ from elasticrun.checkpoint.states.remembered import (
 )
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.states.stateful import is_torchs
+from elasticrun.errors import CheckpointError, text_of
 from elasticrun.job.anchors import Anchors
 
 
@@ -83,11 +81,17 @@ class ReplayedStates:
         form, target = self._seen[state.name], state.target
         if target is not None and not (is_torchs(target) or is_whole(form)):
             return  # Parts of two moments may be nothing that it could load.
-        is_free = not isinstance(target, (nn.Module, Optimizer))
+        is_free = not is_torchs(target)  # Whose entries have one kind each.
         found = Remembered.of_form(form).put_back(values, is_free=is_free)
         shown, now = (form_of(each) for each in (found, state.current()))
         if type(found) is type(values) and exact(shown) != exact(now):
-            state.put_back(found)  # It had returned copies.
+            try:
+                state.put_back(found)  # It had returned copies.
+            except Exception as error:
+                raise CheckpointError(
+                    f"what {self.anchors.name!r} has of {state.name!r} does not fit "
+                    f"this program: {text_of(error)}"
+                ) from error
 
     def note(self, state: BaseState) -> None:
         """Remember a state that is registered while code is replayed."""

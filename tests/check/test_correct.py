@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from elasticrun.check.report import as_text
 from elasticrun.testing import assert_restart_equivalent
 from tests.check.checking import ROOT, SCRIPTS, check
 
@@ -113,15 +114,20 @@ def test_a_script_without_loops_cannot_be_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.wide
-def test_dropout_is_noted_and_not_mistaken_for_a_mistake(tmp_path: Path) -> None:
+def test_dropout_is_no_mistake_and_the_verdict_says_what_was_not_compared(
+    tmp_path: Path,
+) -> None:
     options = ("--replicas", "1,2", "--max-epochs", 1, "--max-batches", 2)
     found = check(tmp_path, "dropout.py", *options)
     assert found.code == 0, found.report
-    (note,) = found.report.notes
-    assert "model.0.weight differs by more than rounding without any restart" in note
+    verdict = as_text(found.report).splitlines()[-1]
+    assert verdict.startswith("equal after 3 restarts with 1 replica; not compared: 2 ")
+    assert "model.0.weight differs by more than rounding without any" in verdict
     places = ("--at", "0:0:1", "--at", "0:0:2", "--replicas", "1,2,1")
     found = check(tmp_path, "dropout.py", *places, "--max-epochs", 1)
     assert found.code == 0, found.report
+    verdict = as_text(found.report).splitlines()[-1]
+    assert verdict.startswith("not compared: 2 replicas in place of 1: model.0.weight ")
 
 
 @pytest.mark.wide
@@ -141,8 +147,8 @@ def test_a_script_of_single_precision_is_not_compared_between_numbers_of_replica
     limits = ("--max-epochs", 1, "--max-batches", 1)
     found = check(tmp_path, "single.py", "--replicas", "1,2", *limits)
     assert found.code == 0, found.report
-    (note,) = found.report.notes
-    assert "1 replica in double precision: rank 0 raised RuntimeError" in note
+    (reason,) = found.report.not_compared
+    assert "1 replica in double precision: rank 0 raised RuntimeError" in reason
     assert found.report.stages[-1].text == "not compared"
     options = ("--at", "0:0:1", "--replicas", "1,2")
     found = check(tmp_path, "single.py", *options, *limits)

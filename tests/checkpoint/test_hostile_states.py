@@ -20,11 +20,17 @@ import torch
 from elasticrun import CheckpointError, LoopOrderError
 from elasticrun.checkpoint.registry import Registry
 from elasticrun.checkpoint.states.values import load_values
+from elasticrun.job.replay import ReplayedStates
 from tests.support.generations import Crash, generation
 from tests.support.hostile import PROGRAMS, Program, damaged
 
 MANIFEST = "manifest.json"
-LOADING = {Registry.load.__code__, Registry.load_again.__code__}
+LOADING = {
+    Registry.load.__code__,
+    Registry.load_again.__code__,
+    ReplayedStates.pass_anchor.__code__,  # Where the state is known that it has.
+    ReplayedStates.note.__code__,
+}
 
 
 def decoded(data: bytes) -> tuple[Any, bool]:

@@ -290,11 +290,14 @@ def test_a_new_rank_draws_as_the_others_where_these_draw_alike(
     saved = []
     for rank in range(num_before):
         torch.manual_seed(0 if is_alike else 10 + rank)
+        own = Generators(device)
+        own.begin()
         torch.rand(5)
-        saved.append(Generators(device).capture())
+        saved.append(own.capture())
     torch.manual_seed(0 if is_alike else 10 + num_before)  # As replayed code does.
     new = Generators(device)
     new.derive(saved, num_before)
+    new.begin()
     new.restore()
     drawn = torch.rand(3)
     torch.manual_seed(0 if is_alike else 10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Iterable
 from dataclasses import replace
@@ -9,7 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from elasticrun import (
+    AdaptiveDataLoader,
+    AdaptiveDataParallel,
+    init,
+    remaining_epochs_until,
+    request_stop,
+    save_all_states,
+)
 from elasticrun.testing import (
     read_trace,
     run_generation,
@@ -245,6 +256,56 @@ def test_a_generator_comes_back_on_its_rank_and_new_ranks_derive_their_own(
     assert len({drawn[0] for drawn in second}) == 4
     for part in range(3):
         assert len({drawn[0][part] for drawn in second}) == 4
+
+
+class Langevin(torch.optim.SGD):
+    """Adds noise to the parameters in each step, the same on all replicas."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(torch.randn_like(parameter), alpha=0.01)
+
+
+def train_with_noise(directory: str, stop_in: int | None = None) -> list[float]:
+    """Train with one seed on all replicas, and a task that is drawn for each batch."""
+    init(directory, save_interval="off", async_save=False)
+    torch.manual_seed(0)
+    random.seed(0)
+    rows = torch.randn(40, 4)
+    net = nn.Linear(4, 2)
+    optimizer = Langevin(net.parameters(), lr=0.05)
+    model = AdaptiveDataParallel(net, optimizer)
+    train = AdaptiveDataLoader(rows, batch_size=8, shuffle=True)
+    for epoch in remaining_epochs_until(3):
+        for number, features in train.enumerate():
+            optimizer.zero_grad()
+            task = random.randrange(2)
+            model(features)[:, task].square().mean().backward()
+            optimizer.step()
+            if epoch * 5 + number == stop_in:
+                request_stop()
+    save_all_states()  # Which refuses replicas that have drifted apart.
+    return net.weight.flatten().tolist()
+
+
+def test_replicas_that_draw_alike_do_so_at_any_number(tmp_path: Path) -> None:
+    def run(name: str, size: int, *stop_in: int) -> list[list[float] | None]:
+        return run_generation(train_with_noise, size, str(tmp_path / name), *stop_in)
+
+    (end,) = run("calm-1", 1)
+    assert end is not None
+    for size in (2, 3):
+        ends = run(f"calm-{size}", size)
+        assert ends[1:] == ends[:-1]
+        assert ends[0] == pytest.approx(end, abs=1e-6)
+    for size, stop_in in ((1, 2), (2, 6), (3, 10)):
+        assert run("scaled", size, stop_in) == [None] * size
+    ends = run("scaled", 2)
+    assert ends[1:] == ends[:-1]
+    assert ends[0] == pytest.approx(end, abs=1e-6)
 
 
 def test_a_state_claimed_only_in_a_later_phase(tmp_path: Path) -> None:

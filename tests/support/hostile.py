@@ -170,12 +170,18 @@ def schedule(save_in: int) -> None:
         name: kind(optimizers[name]) for name, kind in kinds.items()
     }
     register(**schedulers)
-    for num_done in remaining_steps_until(num_steps):
-        if num_done + 1 == save_in:
-            _save_and_die()
+
+    def step() -> None:
         for name, scheduler in schedulers.items():
             optimizers[name].step()
             scheduler.step(*([1.0] if name == "plateau" else []))
+
+    for _ in remaining_epochs_until(2):
+        step()  # In code that is replayed.
+        for num_done in remaining_steps_until(num_steps // 2 - 1):
+            if num_done + 1 == save_in:
+                _save_and_die()
+            step()
 
 
 def _save_and_die() -> None:

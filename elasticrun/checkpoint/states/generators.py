@@ -48,8 +48,9 @@ class Generators(GatheredState):
         self._device = device
         self._loaded: dict[str, Any] | None = None
         self._seed: int | None = None
-        self._alike: dict[str, Any] = {}  # What a rank that derives takes over.
-        self._is_sure = False  # Whether several ranks have shown that.
+        self._begun: dict[str, int] = {}  # How the program has seeded them.
+        self._alike: dict[str, Any] = {}  # What a rank that derives takes over,
+        self._if_begun: dict[str, int] | None = None  # if it has begun so, too.
         self._glance = _Glance()
         self.noted = {in_epoch: Noted() for in_epoch in (True, False)}
         self._on_anchors: Callable[[bytes], object] | None = None
@@ -73,6 +74,7 @@ class Generators(GatheredState):
         They are tried on generators of no use first, so that damage shows here.
         """
         values = load_values(fileobj)
+        values.pop("begun", None)
         self._load_noted(values.pop("anchors", {}))
         self._seed = int(values["seed"]) if "seed" in values else None
         self._loaded = values if self._seed is None else None
@@ -97,7 +99,13 @@ class Generators(GatheredState):
 
     def _anchors(self, *most_bytes: int) -> dict[str, Any]:
         encoded = {key: each.encode(*most_bytes) for key, each in self.noted.items()}
-        return {"anchors": encoded}
+        return {"anchors": encoded, "begun": self._begun}
+
+    def begin(self) -> None:
+        """Note, once, what they are where the program's first epoch or loop begins."""
+        if not self._begun:
+            now = capture(self._device)
+            self._begun = {name: _digest(state) for name, state in now.items()}
 
     def note(self, place: Place) -> None:
         """Note the generators at an anchor of the program: see `ReplayedStates`."""
@@ -115,19 +123,17 @@ class Generators(GatheredState):
         """Remember a seed of this rank's own: the checkpoint has nothing of it.
 
         And those generators that are the same on all ranks that it has. A program may
-        need that, as for noise on parameters. One rank alone tells only that of torch,
-        which knows its seed: see `restore`.
+        need that, as for noise on parameters. One rank alone tells only how they began.
         """
         self._seed = derive_seed(zlib.crc32(parts[0]), rank)
         first, *others = (load_values(io.BytesIO(part)) for part in parts)
-        names = ("python", "numpy", "torch", "cuda") if others else ("torch", "cuda")
         self._alike = {
             name: first[name]
-            for name in names
+            for name in ("python", "numpy", "torch", "cuda")
             if name in first
             and all(_digest(each.get(name)) == _digest(first[name]) for each in others)
         }
-        self._is_sure = bool(others)
+        self._if_begun = None if others else first.get("begun", {})
         anchors = first.get("anchors", {})
         if all(each.get("anchors", {}) == anchors for each in others):
             self._load_noted(anchors)
@@ -158,9 +164,10 @@ class Generators(GatheredState):
         if self._loaded is not None:
             _apply_all(self._loaded, self._device)
         elif self._seed is not None:
-            alike, own = self._alike, torch.initial_seed()
-            if not self._is_sure and _seed_of(alike.get("torch")) != own:
-                alike = {}  # The program gives each rank a seed of its own.
+            alike, begun = self._alike, self._if_begun
+            if begun is not None:  # The program may give each rank a seed of its own.
+                own = self._begun.items() & begun.items()
+                alike = {name: alike[name] for name in alike.keys() & dict(own)}
             seed_all(self._seed)
             _apply_all({**capture(self._device), **alike}, self._device)
         self._loaded = self._seed = None
@@ -204,17 +211,10 @@ def _values_of(packed: bytes) -> dict[str, Any]:
     return _with_gpus(values, gpus)
 
 
-def _digest(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return str(value.tolist())
-    return str(
-        [each.tolist() if hasattr(each, "tolist") else each for each in value or ()]
-    )
-
-
-def _seed_of(state: Any) -> int | None:
-    """Return the seed that the CPU's generator of torch was given last."""
-    return None if state is None else int(state[:8].view(torch.int64))
+def _digest(value: Any) -> int:
+    rows = value if isinstance(value, tuple) else (value,)
+    plain = [each.tolist() if hasattr(each, "tolist") else each for each in rows]
+    return zlib.crc32(str(plain).encode())
 
 
 def _tensor_of(data: bytes) -> torch.Tensor:

@@ -111,8 +111,7 @@ class StatefulState(BaseState):
 
     def put_back(self, values: Any) -> None:
         if self._consolidate is None:
-            with keeping_dtypes(self.target):
-                self.target.load_state_dict(values)
+            StatefulState.set_values(self, values)
 
     def remember(self) -> Callable[[], None] | None:
         if self._consolidate is not None or self.takes_shards:

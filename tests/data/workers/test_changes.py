@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import mmap
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
@@ -25,6 +28,22 @@ def data_set(**attributes: Any) -> SimpleNamespace:
     )
 
 
+LEVEL = 1
+
+
+class Level:
+    """What reads a variable of its module, and one of its class."""
+
+    __slots__ = ("own",)
+    shared = 1
+
+    def __init__(self) -> None:
+        self.own = 1
+
+    def __call__(self) -> int:
+        return max(self.shared, *(LEVEL + n for n in range(self.own)))
+
+
 CHANGES: dict[str, tuple[Any, Callable[[Any], object]]] = {
     "attribute": (data_set(level=1), lambda own: vars(own).update(level=2)),
     "transform": (
@@ -37,6 +56,26 @@ CHANGES: dict[str, tuple[Any, Callable[[Any], object]]] = {
     ),
     "set": (data_set(kinds={"a", "b"}), lambda own: own.kinds.add("c")),
     "tensor": (data_set(mask=torch.ones(3)), lambda own: own.mask.zero_()),
+    "array": (data_set(mask=np.ones((4, 3))[::2]), lambda own: own.mask[1].fill(0)),
+    "array of a tensor": (
+        data_set(mask=torch.ones(3).numpy()),
+        lambda own: own.mask.fill(0),
+    ),
+    "far in a list": (
+        data_set(targets=[0] * 50_000),
+        lambda own: own.targets.__setitem__(-1, 1),
+    ),
+    "slot": (data_set(level=Level()), lambda own: setattr(own.level, "own", 2)),
+    "class": (data_set(level=Level()), lambda own: setattr(Level, "shared", 5)),
+    "global": (data_set(level=Level()), lambda own: globals().update(LEVEL=2)),
+    "compiled": (
+        data_set(pattern=re.compile("a")),
+        lambda own: vars(own).update(pattern=re.compile("b")),
+    ),
+    "frame": (
+        data_set(frame=pandas.DataFrame({"a": [1, 2]})),
+        lambda own: own.frame.loc.__setitem__((0, "a"), 3),
+    ),
 }
 
 
@@ -47,6 +86,15 @@ def test_a_change_is_seen(name: str) -> None:
     assert changed(before, seen(dataset=own)) is None
     change(own)
     assert changed(before, seen(dataset=own)) is not None
+
+
+def test_what_workers_share_is_no_change() -> None:
+    shared = torch.ones(3).share_memory_().numpy()
+    mapped = np.frombuffer(mmap.mmap(-1, 8), np.uint8)
+    own = data_set(shared=shared, mapped=mapped)
+    before = seen(dataset=own)
+    shared[0] = mapped[0] = 2
+    assert changed(before, seen(dataset=own)) is None
 
 
 def test_what_a_logger_notes_for_itself_is_no_change() -> None:

@@ -188,7 +188,7 @@ def masked() -> dict[str, Any]:
 
 @program
 def long() -> dict[str, Any]:
-    """Nine tenths of a turn lie before its step, and sums behind it."""
+    """Nine tenths of a turn lie before its step; sums and a log behind it."""
     torch.manual_seed(elasticrun.rank())
     np.random.seed(elasticrun.rank())
     net = nn.Sequential(*make_net(norm=True), nn.Dropout(0.4))
@@ -196,6 +196,7 @@ def long() -> dict[str, Any]:
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [20, 40])
     model = AdaptiveDataParallel(net, optimizer, scheduler)
     total = Accumulator(name="total")
+    log = LogFile("log.csv")
     train = loader()
     for _ in remaining_epochs_until(EPOCHS):
         for inputs, targets in train:
@@ -206,6 +207,7 @@ def long() -> dict[str, Any]:
             optimizer.step()
             total["loss"] += loss.item() * 0.5
             total += {"batches": 1, "enough": ENOUGH.exists()}
+            log.write(f"{train.batch_index},{optimizer.param_groups[0]['lr']}\n")
             time.sleep(0.005)
         scheduler.step()
         with total.synchronized():
@@ -213,7 +215,7 @@ def long() -> dict[str, Any]:
             ended = {"batches": total["batches"], "loss": total["loss"]}
         if is_enough:
             break
-    return net.state_dict() | ended
+    return net.state_dict() | ended | {"log": log.path.read_text()}
 
 
 @program
