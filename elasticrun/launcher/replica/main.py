@@ -25,11 +25,15 @@ from elasticrun.errors import BY_SIGNAL, ElasticRunError, is_of_program
 from elasticrun.launcher import environment, interpreter, processes
 from elasticrun.launcher.replica.functions import call_function, save_result
 from elasticrun.launcher.replica.hold import Hold
+from elasticrun.launcher.replica.modules import (
+    describe_imports,
+    import_ahead,
+    modules_of_program,
+)
 from elasticrun.launcher.replica.reporter import (
     Reporter,
     code_of_stop,
     has_failed_save,
-    modules_of_program,
     rescued,
     why_no_rescue,
 )
@@ -82,7 +86,7 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
         os._exit(0)
     _prepare_process(order, changed)
     stores = [] if order["is_rehearsed"] else [_serve_store(order, listeners)]
-    last = next(reversed(sys.modules))
+    last, start = next(reversed(sys.modules)), environment.variables()
 
     def on_begun(begun: Message) -> None:  # In the reporter's thread.
         hold.end(lambda: take_up(begun))
@@ -93,8 +97,14 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
 
     hold = Hold(lambda: channel.send({"type": "waiting"}))
     if order["is_rehearsed"]:
-        hold.begin()
-    reporter = Reporter(channel, on_begun=on_begun)
+        hold.begin(order["unknown"], noted=order["imports"]["variables"])
+    reporter = Reporter(
+        channel,
+        imports=lambda: describe_imports(
+            after=last, start={**start, **order["environment"]}
+        ),
+        on_begun=on_begun,
+    )
     reporter.start()
     code = _run(lambda: _program(order, hold), channel, reporter, hold)
     take_no_more_stop_signals()
@@ -180,6 +190,11 @@ def _serve_store(order: Message, listeners: list[int]) -> Any:
 
 
 def _program(order: Message, hold: Hold) -> None:
+    if order["is_rehearsed"]:
+        import_ahead(order, hold)
+        hold.begin_program()
+        if not order["runs_ahead"]:
+            hold.wait()
     if "observer" in order:  # `elasticrun check` looks on; by name, since it is above.
         importlib.import_module(order["observer"]).observe(order)
     if order["kind"] == "module":

@@ -29,6 +29,7 @@ from elasticrun.launcher.terminal.log_files import Log, log_path
 from elasticrun.launcher.terminal.output import LineReader
 from elasticrun.replicas.wire import Message, WireError
 
+_NO_IMPORTS: Message = {"modules": [], "path": [], "variables": {}}
 _STACKS = b"(most recent call first)"
 
 
@@ -61,6 +62,7 @@ class Member:
 
     Attributes:
         report: Where it was last; empty until its program has made a job.
+        imports: What it had imported when it had trained a batch.
         moved_at: When its position changed last.
         failure: The exception that it raised, if it did.
         stack: Where its main thread was when it last printed stacks.
@@ -77,6 +79,7 @@ class Member:
     log: Log
     readers: list[LineReader] = field(default_factory=list)
     report: Message = field(default_factory=dict)
+    imports: Message = field(default_factory=lambda: dict(_NO_IMPORTS))
     moved_at: float = 0.0
     failure: Failure | None = None
     failed_at: float = 0.0
@@ -288,6 +291,8 @@ class Generation:
                 member.moved_at = max(member.moved_at, message["time"])
             member.report = message
             self._audience.on_report(member)
+        elif message["type"] == "imports":
+            member.imports = message
         elif message["type"] == "failure":
             member.failure = Failure(message["summary"], message["trace"])
             member.failed_at = message["time"]
