@@ -86,6 +86,19 @@ def noticing_reads(
         os.environ.encodekey = encode
 
 
+def notice_writes(call: Callable[[str], object]) -> None:
+    """Call a function when this process's Python code sets or removes a variable."""
+
+    def noticing(change: Callable[..., None]) -> Callable[..., None]:
+        def change_and_call(name: Any, *value: Any) -> None:
+            change(name, *value)
+            call(os.fsdecode(name))
+
+        return change_and_call
+
+    os.putenv, os.unsetenv = noticing(os.putenv), noticing(os.unsetenv)
+
+
 def mark() -> dict[str, str]:
     """Return the variable by which this launcher knows what its replicas have started.
 

@@ -1,16 +1,23 @@
-"""Spares: a whole generation waits for a crash of the one that trains."""
+"""Spares: a whole generation waits for a crash of the one that trains.
+
+They have imported what it has, and with `--spares` run the script as far as they can.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.launcher.running import (
+    LEISURELY,
+    REPOSITORY,
     check_trains,
     processes_of,
+    running,
     wait_until_nothing_is_left,
 )
 from tests.launcher.supervisor.test_rehearsal import Rescaled, started
@@ -83,3 +90,98 @@ def test_a_rescaling_begins_with_others_which_get_spares_of_their_own(
     spared.pids(6)
     wait_until(lambda: spared.job.status()["spares"] == 1, "a spare")
     spared.finish()
+
+
+@pytest.fixture
+def imported(stage: Stage) -> Iterator[Rescaled]:
+    site, script = stage.root / "site-packages", stage.root / "own"
+    for folder, files in ((site, INSTALLED), (script, OWN)):
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / name).write_text(text)
+    more = {
+        "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{site}",
+        "NOTES": str(stage.root / "notes"),
+        "IMPORT_REMOVES": "yes",
+        "USER_SETS": "yes",
+    }
+    with (
+        running(
+            stage,
+            "--replicas",
+            2,
+            script=script / "train.py",
+            command=LEISURELY,
+            **more,
+        ) as job,
+        ThreadPoolExecutor() as pool,
+    ):
+        yield Rescaled(job, pool)
+
+
+NOTE = """
+import os
+with open(os.environ["NOTES"], "a") as file:
+    file.write(f"{__name__} {os.getpid()}\\n")
+"""
+INSTALLED = {
+    "noted.py": NOTE + "BACKEND = os.environ.get('BACKEND')\n",
+    "picks.py": "import os\nRANK = os.environ['RANK']\nos.environ['PICKED'] = RANK\n",
+    "sets.py": (
+        "import os\nos.environ.setdefault('USER_SETS', 'no')\n"
+        "os.environ.setdefault('IMPORT_SETS', 'yes')\n"
+        "os.environ.pop('IMPORT_REMOVES', None)\n"
+    ),
+    "raises.py": "import sys\nsys.exit(NoSuchName)\n",
+    "own.py": "raise NotImplementedError\n",  # The program has another one.
+}
+OWN = {
+    "own.py": NOTE,
+    "train.py": """
+import os
+os.environ["BACKEND"] = os.environ.get("BACKEND", "") + "chosen"
+import noted, picks, sets, own
+try:
+    import raises
+except NameError:
+    pass
+from pathlib import Path
+from tests.support.stage import Stage, wait_until
+import elasticrun
+
+names = "BACKEND PICKED IMPORT_SETS USER_SETS IMPORT_REMOVES".split()
+print(noted.BACKEND, picks.RANK, *map(os.environ.get, names), flush=True)
+stage = Stage(Path(os.environ["LAUNCHER_TEST"]))
+loader = elasticrun.AdaptiveDataLoader(range(600), 6)
+for _ in elasticrun.remaining_epochs_until(2):
+    for batch in loader:
+        if elasticrun.generation() == 0 and loader.batch_index == 3:
+            stage.mark("trains")
+            wait_until(lambda: stage.has("free"))
+""",
+}
+
+
+def makers(stage: Stage, module: str) -> list[int]:
+    """Return the processes that have imported a module."""
+    lines = map(str.split, (stage.root / "notes").read_text().splitlines())
+    return [int(pid) for name, pid in lines if name == module]
+
+
+def test_what_replicas_import_is_imported_before_a_crash(imported: Rescaled) -> None:
+    """By each as its replica did; what is the program's own comes with the program."""
+    stage = imported.stage
+    stage.wait_for("trains")
+    wait_until(lambda: imported.job.status()["spares"] == 2, "spares")
+    first, spares = members(imported), sorted(makers(stage, "noted")[2:])
+    assert sorted(makers(stage, "own")) == first
+    os.kill(first[0], signal.SIGKILL)
+    imported.job.wait_until_said("generation 1: 2 replicas started")
+    imported.free()
+    assert imported.job.wait() == 0, imported.job.events
+    assert sorted(makers(stage, "own")[2:]) == sorted(makers(stage, "noted")[2:4])
+    assert sorted(makers(stage, "noted")[2:4]) == spares
+    for rank in (0, 1):
+        line = f"[{rank}] chosen {rank} chosen {rank} yes yes None"
+        assert imported.job.output.count(line) == 2, imported.job.output
+    wait_until_nothing_is_left(stage)

@@ -14,7 +14,6 @@ from elasticrun.check.runs.routes import Route
 from elasticrun.check.runs.source import WORK, ProgramSource, copy_source, own_arguments
 from elasticrun.launcher import environment, processes
 from elasticrun.launcher.event_loop import EventLoop
-from elasticrun.launcher.forks.imports import imports_of
 from elasticrun.launcher.forks.starter import Starter
 from elasticrun.launcher.options import Program
 
@@ -48,12 +47,11 @@ class Engine:
         self._numbers = itertools.count()
         self._loop = EventLoop()
         self._active_runs: list[ActiveRun] = []
-        program = Program("script", str(source.script), (), ())
         (folder / TEMPORARY).mkdir()
-        imports = [OBSERVER, *_installed(imports_of(program), source)]
         self._starter = Starter(
             self._loop,
-            imports=imports,
+            # The latter is what the first optimizer of a process imports, for a second.
+            imports=[OBSERVER, "torch._dynamo"],
             is_exec=False,
             say=lambda _: None,
             on_failure=_give_up,
@@ -139,20 +137,6 @@ class Engine:
 
 def _give_up(why: str) -> None:
     raise EngineError(why)
-
-
-def _installed(names: Sequence[str], source: ProgramSource) -> list[str]:
-    """Return the modules that are not the program's own, of which there are copies."""
-    folders = {source.directory, source.script_folder}
-    return [
-        name
-        for name in names
-        if not any(
-            (folder / f"{name.partition('.')[0]}{suffix}").exists()
-            for folder in folders
-            for suffix in ("", ".py")
-        )
-    ]
 
 
 def _fits(route: Route, under_way: Sequence[ActiveRun]) -> bool:

@@ -31,9 +31,6 @@ class Hold:
 
     Args:
         on_waiting: Called when the program has come so far; perhaps more than once.
-
-    Attributes:
-        read: The variables of the job, and others that are noted, that were looked at.
     """
 
     def __init__(self, on_waiting: Callable[[], None]) -> None:
@@ -43,26 +40,24 @@ class Hold:
         self._is_over.set()
         self._ending_thread = 0
         self._meanwhile = contextlib.ExitStack()
-        self._awaited: Collection[str] = ()
-        self.read: set[str] = set()
+        self._awaited: Collection[str] = _OF_THE_JOB
 
     @property
     def is_over(self) -> bool:
         """Whether the program may go on."""
         return self._is_over.is_set()
 
-    def begin(self, unknown: Collection[str], *, noted: Collection[str]) -> None:
-        """Pause imports from now on where they need the job.
+    def begin(self, unknown: Collection[str]) -> None:
+        """Pause what is imported from now on where it needs the job.
 
         Args:
             unknown: The variables that have no value so far.
-            noted: Others; those that are read come into `read`.
         """
         self._is_over.clear()
         self._awaited = unknown
         self._meanwhile.enter_context(processes.yielding_memory())
         self._meanwhile.enter_context(
-            environment.noticing_reads({*_OF_THE_JOB, *noted}, self._on_read)
+            environment.noticing_reads(_OF_THE_JOB, self._on_read)
         )
         if "torch" in sys.modules:
             self._wait_before_gpus()
@@ -79,7 +74,6 @@ class Hold:
         self._awaited = _OF_THE_JOB
 
     def _on_read(self, name: str) -> None:
-        self.read.add(name)
         if name in self._awaited:
             self.wait()
 

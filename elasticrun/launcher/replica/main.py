@@ -29,6 +29,7 @@ from elasticrun.launcher.replica.modules import (
     describe_imports,
     import_ahead,
     modules_of_program,
+    note_variables,
 )
 from elasticrun.launcher.replica.reporter import (
     Reporter,
@@ -86,7 +87,8 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
         os._exit(0)
     _prepare_process(order, changed)
     stores = [] if order["is_rehearsed"] else [_serve_store(order, listeners)]
-    last, start = next(reversed(sys.modules)), environment.variables()
+    last = next(reversed(sys.modules))
+    written = set[str]()
 
     def on_begun(begun: Message) -> None:  # In the reporter's thread.
         hold.end(lambda: take_up(begun))
@@ -97,15 +99,14 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
 
     hold = Hold(lambda: channel.send({"type": "waiting"}))
     if order["is_rehearsed"]:
-        hold.begin(order["unknown"], noted=order["imports"]["variables"])
+        hold.begin(order["unknown"])
     reporter = Reporter(
         channel,
-        imports=lambda: describe_imports(
-            after=last, start={**start, **order["environment"]}
-        ),
+        imports=lambda: describe_imports(after=last, written=written),
         on_begun=on_begun,
     )
     reporter.start()
+    note_variables(written)
     code = _run(lambda: _program(order, hold), channel, reporter, hold)
     take_no_more_stop_signals()
     code = _end_threads(code)

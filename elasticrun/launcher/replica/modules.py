@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
-from collections.abc import Mapping
 from itertools import takewhile
-from types import ModuleType
+from types import FrameType, ModuleType
 
+from elasticrun.errors import is_of_program
 from elasticrun.launcher import environment
 from elasticrun.launcher.replica.hold import Hold
 from elasticrun.replicas.wire import Message
 
+_STANDARD = os.path.dirname(os.__file__) + os.sep
 _MOST_MODULES = 10_000  # A message holds no more than a MiB.
 
 
@@ -31,21 +33,39 @@ def modules_of_program(*, after: str) -> dict[str, ModuleType]:
     return modules
 
 
-def describe_imports(*, after: str, start: Mapping[str, str]) -> Message:
+def note_variables(names: set[str]) -> None:
+    """Add the names of the variables that the program's own code sets from now on.
+
+    What an installed package sets while it is imported, it sets wherever it is.
+    """
+
+    def note(name: str) -> None:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not _is_importing(frame):
+            if _is_of_program(frame.f_code.co_filename):
+                names.add(name)
+                return
+            frame = frame.f_back
+
+    environment.notice_writes(note)
+
+
+def describe_imports(*, after: str, written: set[str]) -> Message:
     """Return what a process needs to import what this one has, and as this one has.
 
     Args:
         after: The last module that was imported before the program ran.
-        start: The variables that the program was started with.
+        written: The names of the variables that the program has set.
     """
     names = [
         name for name in _imported(after=after) if _is_installed(sys.modules.get(name))
     ]
+    variables = environment.variables()
     return {
         "type": "imports",
         "modules": names[:_MOST_MODULES],
         "path": list(sys.path),
-        "variables": environment.changes(start, environment.variables()),
+        "variables": {name: variables.get(name) for name in written.copy()},
     }
 
 
@@ -53,20 +73,22 @@ def import_ahead(order: Message, hold: Hold) -> None:
     """Import what the replica before has imported of installed packages.
 
     They find the variables that its program had set, and the folders where it looked
-    for modules. The program itself then finds what it would find without, but for what
-    an import has looked at: it may be an import that has set it.
+    for modules. The program itself then finds what it would find without.
     """
     told, start = order["imports"], environment.variables()
-    environment.apply_changes(told["variables"], but=())
-    before, sys.path[:] = list(sys.path), told["path"] or sys.path
+    variables: environment.Changes = told["variables"]
+    environment.apply_changes(variables, but=())
+    path, sys.path[:] = list(sys.path), told["path"] or sys.path
     for name in told["modules"]:
         if hold.is_over:  # The program is to begin, and imports what it needs.
             break
         with contextlib.suppress(BaseException):  # The program will say it.
             importlib.import_module(name)
-    sys.path[:] = [*before, *(each for each in sys.path if each not in told["path"])]
-    unread = told["variables"].keys() - hold.read
-    environment.apply_changes({name: start.get(name) for name in unread}, but=())
+    sys.path[:] = [*path, *(each for each in sys.path if each not in told["path"])]
+    now = environment.variables()
+    changed = {name for name in variables if now.get(name) != variables[name]}
+    before = {name: start.get(name) for name in variables}
+    environment.apply_changes(before, but=changed)  # Those an import has changed.
 
 
 def _imported(*, after: str) -> list[str]:
@@ -87,5 +109,17 @@ def _is_installed(module: object) -> bool:
         origin = module.__spec__.origin  # type: ignore[attr-defined]
     except Exception:
         return False
-    is_path = isinstance(origin, str)
-    return is_path and ("site-packages" in origin or "dist-packages" in origin)
+    return isinstance(origin, str) and _is_of_package(origin)
+
+
+def _is_importing(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith("<frozen importlib")
+
+
+def _is_of_program(file: str) -> bool:
+    is_standard = file.startswith(_STANDARD)
+    return is_of_program(file) and not is_standard and not _is_of_package(file)
+
+
+def _is_of_package(file: str) -> bool:
+    return "site-packages" in file or "dist-packages" in file

@@ -29,7 +29,7 @@ from elasticrun.launcher.terminal.log_files import Log, log_path
 from elasticrun.launcher.terminal.output import LineReader
 from elasticrun.replicas.wire import Message, WireError
 
-_NO_IMPORTS: Message = {"modules": [], "path": [], "variables": {}}
+NO_IMPORTS: Message = {"modules": [], "path": [], "variables": {}}
 _STACKS = b"(most recent call first)"
 
 
@@ -79,7 +79,7 @@ class Member:
     log: Log
     readers: list[LineReader] = field(default_factory=list)
     report: Message = field(default_factory=dict)
-    imports: Message = field(default_factory=lambda: dict(_NO_IMPORTS))
+    imports: Message = field(default_factory=lambda: dict(NO_IMPORTS))
     moved_at: float = 0.0
     failure: Failure | None = None
     failed_at: float = 0.0

@@ -31,7 +31,6 @@ from pathlib import Path
 from elasticrun.errors import BY_SIGNAL, STOPPED, counted
 from elasticrun.launcher import directory, processes
 from elasticrun.launcher.event_loop import EventLoop
-from elasticrun.launcher.forks.imports import imports_of
 from elasticrun.launcher.forks.starter import Starter
 from elasticrun.launcher.forks.waiting import WaitingReplica
 from elasticrun.launcher.nodes.many_nodes import nodes_of
@@ -111,7 +110,6 @@ class Supervisor:
         )
         self._starter = Starter(
             loop,
-            imports=[] if options.is_exec else imports_of(options.program),
             is_exec=options.is_exec,
             say=self.reports.tell,
             on_failure=self._on_no_replicas,
