@@ -21,7 +21,6 @@ from elasticrun.launcher.replica.reporter import DUMP_SIGNAL
 from elasticrun.launcher.supervisor.causes import (
     Ending,
     Failure,
-    describe,
     explain_kill,
 )
 from elasticrun.launcher.supervisor.stacks import Stack, describe_places
@@ -191,13 +190,11 @@ class Generation:
         reported = self.members[0].report.get("checkpoint_dir")
         return newest_checkpoint(parse_place(reported) if reported else default)
 
-    def explain(self, cause: Ending) -> str:
-        """Return a sentence about the failure that ended this generation."""
-        hint = ""
-        if cause.code == -signal.SIGKILL:
-            kills_now = processes.num_out_of_memory_kills()
-            hint = explain_kill(self._kills_before, kills_now)
-        return describe(cause, hint=hint)
+    def explain_kill(self, cause: Ending) -> str:
+        """Return what is known of a SIGKILL that ended this generation."""
+        if cause.code != -signal.SIGKILL:
+            return ""
+        return explain_kill(self._kills_before, processes.num_out_of_memory_kills())
 
     def start(self, orders: Sequence[Message]) -> None:
         """Send the replicas their orders."""

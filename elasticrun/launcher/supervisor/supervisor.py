@@ -364,12 +364,11 @@ class Supervisor:
         self._starter.note_running([each.pid for each in replicas])
         if self.options.program.kind == "function":
             remove_results(Path(self.options.program.target))
-        self._console.event(round_.describe())
         if round_.num_nodes > 1:  # Whose logs lie in one folder.
             for member in generation.members:
                 where = f"elasticrun: rank {member.rank} runs on {round_.label}\n"
                 member.log.write(where.encode())
-        self.reports.begin(generation)
+        self.reports.begin(generation, round_.describe())
         generation.start(make_orders(self.options, round_))
         if round_.share != self.takeover.size:  # Rescaled after it was offered.
             self.takeover.prepare()

@@ -283,7 +283,7 @@ def test_a_crash_meanwhile_is_followed_by_those_that_prepare(
     asked = rescaled.scale(1)
     first, _, successor = rescaled.pids(3)
     os.kill(first, signal.SIGKILL)
-    rescaled.job.wait_until_said("generation 1: 1 replica started")
+    wait_until(lambda: rescaled.job.status()["generation"] == 1)
     rescaled.stage.mark("prepare")
     assert asked.result().returncode == 0
     assert rescaled.job.status()["members"][0]["pid"] == successor
