@@ -29,19 +29,10 @@ def variables() -> dict[str, str]:
     return dict(os.environ)
 
 
-def replace_variables(new: dict[str, str]) -> None:
-    """Let this process have these variables and no others."""
-    os.environ.clear()
+def replace_variables_of_forkserver(new: Mapping[str, str]) -> None:
+    """Let a replica have these variables, and those that importing torch has set."""
+    apply_changes(dict.fromkeys(_IN_ONE_THREAD), but=())
     os.environ.update(new)
-
-
-def changes(before: Mapping[str, str], now: Mapping[str, str]) -> Changes:
-    """Return the variables whose values differ from `before`; None if removed."""
-    return {
-        name: now.get(name)
-        for name in before.keys() | now.keys()
-        if now.get(name) != before.get(name)
-    }
 
 
 def apply_changes(changed: Changes, *, but: Collection[str]) -> None:

@@ -66,16 +66,11 @@ def execute(control: int, listeners: list[int]) -> None:
 
 def begin() -> None:
     """Continue in the new interpreter that `execute` has started."""
-    main(int(sys.argv[1]), [int(number) for number in sys.argv[2:]], {})
+    main(int(sys.argv[1]), [int(number) for number in sys.argv[2:]])
 
 
-def main(control: int, listeners: list[int], changed: environment.Changes) -> None:
-    """Wait for the order to start, run the program, and end the process.
-
-    Args:
-        changed: The variables that the forkserver's imports have changed. They would do
-            so here, too, if the program's own imports were the first ones.
-    """
+def main(control: int, listeners: list[int]) -> None:
+    """Wait for the order to start, run the program, and end the process."""
     for descriptor in (control, *listeners):
         os.set_inheritable(descriptor, False)
     channel = Channel(socket.socket(fileno=control))
@@ -85,7 +80,7 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
     order = channel.receive_one()
     if order is None:  # The launcher has hung up: this replica is not needed.
         os._exit(0)
-    _prepare_process(order, changed)
+    _prepare_process(order)
     stores = [] if order["is_rehearsed"] else [_serve_store(order, listeners)]
     last = next(reversed(sys.modules))
     written = set[str]()
@@ -130,8 +125,8 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
 def _is_barred_from_gpus() -> bool:
     """Return whether this process can use no GPU because of what it was forked from.
 
-    The forkserver asks a fork after its imports; what happens in it later, as in a
-    library's hook of forks, shows only here.
+    It may have asked for GPUs as it imported torch, as a plug-in can, or a library's
+    hook of forks does. That leaves CUDA uninitialized there and out of reach here.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or not (torch.version.cuda or torch.version.hip):
@@ -139,10 +134,9 @@ def _is_barred_from_gpus() -> bool:
     return bool(torch.cuda._is_in_bad_fork())
 
 
-def _prepare_process(order: Message, changed: environment.Changes) -> None:
+def _prepare_process(order: Message) -> None:
     processes.die_with_parent(order["launcher"])
-    environment.replace_variables(order["environment"])
-    environment.apply_changes(changed, but=order["own_variables"])
+    environment.replace_variables_of_forkserver(order["environment"])
     sys.path[:0] = order["path"]
     sys.argv = list(order["argv"])
     _show_rank(order)

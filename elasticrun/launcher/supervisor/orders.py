@@ -51,10 +51,7 @@ def orders_ahead(
 
 
 def make_orders(options: Options, round_: Round) -> list[Message]:
-    """Return the order of each replica on this node.
-
-    Its `own_variables` are those that elasticrun sets, and that imports must leave.
-    """
+    """Return the order of each replica on this node."""
     inherited = environment.variables()
     variables = _variables(options, round_, inherited)
     program = options.program
@@ -83,8 +80,7 @@ def make_orders(options: Options, round_: Round) -> list[Message]:
             local_world_size=round_.share,
             address=round_.address,
         )
-        order = {"rank": rank, "environment": inherited | own}
-        orders.append({**shared, **order, "own_variables": list(own)})
+        orders.append({**shared, "rank": rank, "environment": inherited | own})
     return orders
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import enum
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from elasticrun.errors import counted
 from elasticrun.launcher import processes
@@ -22,18 +21,6 @@ _STARTS_IN_LIMIT = 3.0
 _MOST_OF_IMPORTS = 1 << 29  # Bytes; they usually take 100 to 300 MiB.
 _MOST_PRINTED = 1 << 20
 _MOST_QUOTED = 1 << 12
-
-
-class Orders(Protocol):
-    """Makes orders for replicas, from what those before have imported."""
-
-    def __call__(
-        self,
-        replicas: Sequence[WaitingReplica],
-        told: Sequence[Message],
-        *,
-        runs_ahead: bool,
-    ) -> list[Message]: ...
 
 
 class _Use(enum.Enum):
@@ -54,7 +41,7 @@ class Successors:
     One that prints more than a MiB comes no further before that.
 
     Args:
-        orders: Makes their orders.
+        orders: Makes their orders, from what those before have imported.
         say: Called with what the user should know.
         on_ready: Called when all are there.
         on_may_stop: Called when the generation that they were prepared beside may stop.
@@ -71,7 +58,7 @@ class Successors:
         starter: Starter,
         loop: EventLoop,
         *,
-        orders: Orders,
+        orders: Callable[..., list[Message]],
         say: Callable[[str], None],
         on_ready: Callable[[], None],
         on_may_stop: Callable[[], None],

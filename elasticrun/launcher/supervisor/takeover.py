@@ -179,12 +179,15 @@ class Takeover:
             self._starter.note_running([each.pid for each in self._generation.running])
 
     def _keep_spares(self) -> None:
-        """Keep spares for the generation that runs."""
-        generation = self._generation
-        if generation is not None and generation.has_trained and not self.is_preparing:
-            self.successors.prepare_spares(
-                generation, runs_ahead=self._options.has_spares
-            )
+        """Keep spares, if the job is to have any."""
+        generation, spares = self._generation, self._options.spares
+        if (
+            spares
+            and not self.is_preparing
+            and generation is not None
+            and generation.has_trained
+        ):
+            self.successors.prepare_spares(generation, runs_ahead=spares == "prepared")
 
     # What is heard from the generation that runs.
 
@@ -226,7 +229,9 @@ class Takeover:
                 f"a new replica failed, so others are started. It was {why}"
             )
             self.successors.prepare(self.size)
-        elif not self._options.has_spares:  # The next crash takes as long as a start.
+        elif (
+            self._options.spares != "prepared"
+        ):  # The next crash takes as long as a start.
             self._discard_successors()
         else:
             more = "others take their place" if may_rehearse else "there are no more"

@@ -16,6 +16,7 @@ from subprocess import PIPE, CompletedProcess, Popen
 import pytest
 
 from elasticrun.launcher import interpreter
+from elasticrun.launcher.supervisor.generation import NO_IMPORTS
 from elasticrun.replicas.wire import Channel
 from elasticrun.testing import read_trace
 from tests.launcher.running import (
@@ -363,7 +364,9 @@ def replica(stage: Stage, script: str) -> Iterator[tuple[Channel, Popen[str]]]:
         "argv": [str(path)],
         "path": [],
         "environment": variables(stage, **own),
-        "own_variables": list(own),
+        "runs_ahead": True,
+        "unknown": [],
+        "imports": NO_IMPORTS,
     }
     connection, other = socket.socketpair()
     with connection, other:

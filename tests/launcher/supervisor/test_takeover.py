@@ -189,22 +189,22 @@ def test_among_nodes_what_runs_gives_way_at_once(opened: Open) -> None:
     assert stage.stops == [text]
 
 
-@pytest.mark.parametrize("has_spares", [False, True])
+@pytest.mark.parametrize("spares", ["imported", "prepared"])
 def test_spares_become_successors_of_a_crash_and_not_of_a_rescaling(
-    opened: Open, has_spares: bool
+    opened: Open, spares: str
 ) -> None:
-    stage = opened(has_spares=has_spares)
+    stage = opened(spares=spares)
     stage.train()
     stage.fork()
     stage.wait()
     successors = stage.takeover.successors
-    spares = successors.spares
-    assert (len(spares), successors.num_ready_spares) == (2, 2)
+    pids = successors.spares
+    assert (len(pids), successors.num_ready_spares) == (2, 2)
     assert stage.stops == []  # Nobody waits for them.
     stage.takeover.end()
     stage.takeover.prepare()
     assert (successors.is_requested, stage.asked) == (True, [])
-    assert [each.pid for each in successors.offer()] == spares
+    assert [each.pid for each in successors.offer()] == pids
 
 
 def test_spares_that_only_import_end_in_silence(opened: Open) -> None:
