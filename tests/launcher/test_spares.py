@@ -126,6 +126,10 @@ with open(os.environ["NOTES"], "a") as file:
 """
 INSTALLED = {
     "noted.py": NOTE + "BACKEND = os.environ.get('BACKEND')\n",
+    "opens.py": (
+        "import os\nFILE = open(os.environ['NOTES'] + str(os.getpid()), 'w')\n"
+        "FILE.write('flushed at the end')\n"
+    ),
     "picks.py": "import os\nRANK = os.environ['RANK']\nos.environ['PICKED'] = RANK\n",
     "sets.py": (
         "import os\nos.environ.setdefault('USER_SETS', 'no')\n"
@@ -140,7 +144,7 @@ OWN = {
     "train.py": """
 import os
 os.environ["BACKEND"] = os.environ.get("BACKEND", "") + "chosen"
-import noted, picks, sets, own
+import noted, opens, picks, sets, own
 try:
     import raises
 except NameError:
@@ -181,6 +185,8 @@ def test_what_replicas_import_is_imported_before_a_crash(imported: Rescaled) -> 
     assert imported.job.wait() == 0, imported.job.events
     assert sorted(makers(stage, "own")[2:]) == sorted(makers(stage, "noted")[2:4])
     assert sorted(makers(stage, "noted")[2:4]) == spares
+    for pid in spares:
+        assert (stage.root / f"notes{pid}").read_text() == "flushed at the end"
     for rank in (0, 1):
         line = f"[{rank}] chosen {rank} chosen {rank} yes yes None"
         assert imported.job.output.count(line) == 2, imported.job.output

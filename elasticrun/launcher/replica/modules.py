@@ -12,6 +12,7 @@ from types import FrameType, ModuleType
 from elasticrun.errors import is_of_program
 from elasticrun.launcher import environment
 from elasticrun.launcher.replica.hold import Hold
+from elasticrun.replicas.process_end import freeze_modules
 from elasticrun.replicas.wire import Message
 
 _STANDARD = os.path.dirname(os.__file__) + os.sep
@@ -89,6 +90,7 @@ def import_ahead(order: Message, hold: Hold) -> None:
     changed = {name for name in variables if now.get(name) != variables[name]}
     before = {name: start.get(name) for name in variables}
     environment.apply_changes(before, but=changed)  # Those an import has changed.
+    freeze_modules()
 
 
 def _imported(*, after: str) -> list[str]:

@@ -229,9 +229,7 @@ class Takeover:
                 f"a new replica failed, so others are started. It was {why}"
             )
             self.successors.prepare(self.size)
-        elif (
-            self._options.spares != "prepared"
-        ):  # The next crash takes as long as a start.
+        elif self._options.spares != "prepared":  # Nobody has asked for them.
             self._discard_successors()
         else:
             more = "others take their place" if may_rehearse else "there are no more"

@@ -218,11 +218,18 @@ def test_spares_that_only_import_end_in_silence(opened: Open) -> None:
     assert stage.takeover.successors.may_rehearse
 
 
-@pytest.mark.parametrize(("num_bytes", "num_asked"), [(2**30 - 1, 0), (2**30, 1)])
-def test_spares_wait_only_where_memory_allows(
-    opened: Open, monkeypatch: pytest.MonkeyPatch, num_bytes: int, num_asked: int
+@pytest.mark.parametrize(
+    ("num_bytes", "spares", "num_asked"),
+    [(2**30 - 1, "imported", 0), (2**30, "imported", 1), (2**40, "", 0)],
+)
+def test_spares_wait_only_where_memory_and_the_user_allow_it(
+    opened: Open,
+    monkeypatch: pytest.MonkeyPatch,
+    num_bytes: int,
+    spares: str,
+    num_asked: int,
 ) -> None:
     monkeypatch.setattr(processes, "available_memory", lambda: num_bytes)
-    stage = opened()
+    stage = opened(spares=spares)
     stage.train()
     assert (len(stage.asked), stage.said) == (num_asked, [])
