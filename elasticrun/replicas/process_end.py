@@ -75,10 +75,12 @@ def _standard_streams() -> list[Any]:
 
 def _open_files() -> list[io.IOBase]:
     """Return what buffers, what writes into another one before that."""
-    objects = [*_frozen, *gc.get_objects()]
     # By type: objects that stand for others answer for these, or raise.
-    types = {each for each in {*map(type, objects)} if issubclass(each, io.IOBase)}
-    files: list[Any] = [each for each in objects if type(each) in types]
+    files: list[Any] = [
+        each
+        for each in (*_frozen, *gc.get_objects())
+        if issubclass(type(each), io.IOBase)
+    ]
     inner = (io.BufferedWriter, io.BufferedRandom)
     texts = [each for each in files if isinstance(each, io.TextIOWrapper)]
     others = [
