@@ -10,12 +10,14 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 
 from tests.launcher.running import (
     LEISURELY,
     REPOSITORY,
     check_trains,
+    forkserver_of,
     processes_of,
     running,
     wait_until_nothing_is_left,
@@ -126,6 +128,7 @@ with open(os.environ["NOTES"], "a") as file:
 """
 INSTALLED = {
     "noted.py": NOTE + "BACKEND = os.environ.get('BACKEND')\n",
+    "late.py": NOTE,
     "opens.py": (
         "import os\nFILE = open(os.environ['NOTES'] + str(os.getpid()), 'w')\n"
         "FILE.write('flushed at the end')\n"
@@ -159,6 +162,7 @@ stage = Stage(Path(os.environ["LAUNCHER_TEST"]))
 loader = elasticrun.AdaptiveDataLoader(range(600), 6)
 for _ in elasticrun.remaining_epochs_until(2):
     for batch in loader:
+        import late
         if elasticrun.generation() == 0 and loader.batch_index == 3:
             stage.mark("trains")
             wait_until(lambda: stage.has("free"))
@@ -191,3 +195,48 @@ def test_what_replicas_import_is_imported_before_a_crash(imported: Rescaled) -> 
         line = f"[{rank}] chosen {rank} chosen {rank} yes yes None"
         assert imported.job.output.count(line) == 2, imported.job.output
     wait_until_nothing_is_left(stage)
+
+
+def test_what_is_started_for_a_rescaling_imports_it_first(imported: Rescaled) -> None:
+    """Also what the script comes to only when it trains."""
+    stage = imported.stage
+    stage.wait_for("trains")
+    asked = imported.scale(3)
+    wait_until(lambda: imported.job.status()["state"] == "rescaling")
+    imported.free()
+    assert asked.result().returncode == 0, asked.result().stderr
+    assert imported.job.wait() == 0, imported.job.events
+    lines = (stage.root / "notes").read_text().splitlines()
+    for pid in makers(stage, "own")[2:]:
+        assert lines.index(f"late {pid}") < lines.index(f"own {pid}")
+    for rank in range(3):
+        line = f"[{rank}] chosen {rank} chosen {rank} yes yes None"
+        assert line in imported.job.output
+
+
+@pytest.mark.parametrize(
+    ("who", "number"),
+    [
+        ("launcher", signal.SIGKILL),
+        ("launcher", signal.SIGHUP),
+        ("forkserver", signal.SIGKILL),
+        ("spare", signal.SIGKILL),
+    ],
+)
+def test_nothing_is_left_of_spares_whoever_ends(
+    stage: Stage, who: str, number: signal.Signals
+) -> None:
+    with started(stage) as spared:
+        launcher = spared.job.pid
+        wait_until(lambda: spared.job.status()["spares"] == 2, "spares")
+        pids = {"launcher": launcher, "forkserver": forkserver_of(launcher)}
+        known = [*members(spared), *pids.values()]
+        children = [each.pid for each in psutil.Process(launcher).children()]
+        pids["spare"] = next(pid for pid in children if pid not in known)
+        os.kill(pids[who], number)
+        if who != "launcher":
+            check_trains(stage)
+            spared.stop()
+        spared.free()
+        spared.job.wait()
+        wait_until_nothing_is_left(stage)
