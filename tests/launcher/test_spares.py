@@ -13,11 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
+from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import (
     LEISURELY,
     REPOSITORY,
+    Running,
+    Start,
     check_trains,
     forkserver_of,
+    is_replica,
     processes_of,
     running,
     wait_until_nothing_is_left,
@@ -44,6 +48,14 @@ def ready(spared: Rescaled, number: int) -> list[int]:
 
 def members(spared: Rescaled) -> list[int]:
     return sorted(each["pid"] for each in spared.job.status()["members"])
+
+
+def spares_of(job: Running, number: int) -> list[int]:
+    """Return the processes of a job's spares, once there are so many."""
+    wait_until(lambda: job.status()["spares"] == number, "spares")
+    trained = [each["pid"] for each in job.status()["members"]]
+    children = [each.pid for each in psutil.Process(job.pid).children()]
+    return [pid for pid in children if pid not in trained and is_replica(pid)]
 
 
 def test_a_crash_is_followed_by_the_spares(spared: Rescaled) -> None:
@@ -180,8 +192,7 @@ def test_what_replicas_import_is_imported_before_a_crash(imported: Rescaled) -> 
     """By each as its replica did; what is the program's own comes with the program."""
     stage = imported.stage
     stage.wait_for("trains")
-    wait_until(lambda: imported.job.status()["spares"] == 2, "spares")
-    first, spares = members(imported), sorted(makers(stage, "noted")[2:])
+    first, spares = members(imported), sorted(spares_of(imported.job, 2))
     assert sorted(makers(stage, "own")) == first
     os.kill(first[0], signal.SIGKILL)
     imported.job.wait_until_said("generation 1: 2 replicas started")
@@ -228,11 +239,8 @@ def test_nothing_is_left_of_spares_whoever_ends(
 ) -> None:
     with started(stage) as spared:
         launcher = spared.job.pid
-        wait_until(lambda: spared.job.status()["spares"] == 2, "spares")
         pids = {"launcher": launcher, "forkserver": forkserver_of(launcher)}
-        known = [*members(spared), *pids.values()]
-        children = [each.pid for each in psutil.Process(launcher).children()]
-        pids["spare"] = next(pid for pid in children if pid not in known)
+        pids["spare"], _ = spares_of(spared.job, 2)
         os.kill(pids[who], number)
         if who != "launcher":
             check_trains(stage)
@@ -240,3 +248,15 @@ def test_nothing_is_left_of_spares_whoever_ends(
         spared.free()
         spared.job.wait()
         wait_until_nothing_is_left(stage)
+
+
+def test_spares_of_every_node_follow_a_crash_on_one(stage: Stage, start: Start) -> None:
+    options = ["--", "--hold", "0:9"]
+    nodes = [start(*options, nodes="2", command=LEISURELY) for _ in range(2)]
+    stage.wait_for("held-0-0", "held-0-1")
+    spares = [pid for node in nodes for pid in spares_of(node, 1)]
+    os.kill(nodes[0].pid_of(0, 1), signal.SIGKILL)
+    assert [node.wait() for node in nodes] == [0, 0]
+    assert {nodes[0].pid_of(1, rank) for rank in (0, 1)} == {*spares}
+    for epoch in range(NUM_EPOCHS):
+        assert stage.delivered(epoch=epoch) == list(range(NUM_SAMPLES))

@@ -65,7 +65,7 @@ def describe_imports(*, after: str, written: set[str]) -> Message:
     return {
         "type": "imports",
         "modules": names[:_MOST_MODULES],
-        "path": list(sys.path),
+        "path": [each for each in sys.path if isinstance(each, str)],
         "variables": {name: variables.get(name) for name in written.copy()},
     }
 
@@ -108,7 +108,8 @@ def _is_installed(module: object) -> bool:
     Programs put stand-ins there that answer anything, or raise anything.
     """
     try:
-        origin = module.__spec__.origin  # type: ignore[attr-defined]
+        # Not by the module itself, which may be one that is loaded when it is asked.
+        origin = object.__getattribute__(module, "__spec__").origin
     except Exception:
         return False
     return isinstance(origin, str) and _is_of_package(origin)
