@@ -1,16 +1,22 @@
-"""Measure restarts of the digits example: request or death to first batch; JSON lines.
+"""Measure restarts of the digits example; JSON lines.
 
     python benchmarks/rescale.py [--rounds 10] [--only NAME ...]
 
-"First batch" is the first one that rank 0 of the new generation is given. A pause is
-from the last batch of the old generation to that. A request to scale is timed from the
-call in a program that is connected to the launcher, and as the command `elasticrun
-scale`, whose interpreter starts first. torchrun restarts after a `kill -9` by itself;
-to rescale, it is stopped and started again. Scripts prepare themselves for some seconds
-before they train, or compile a model; replicas of them are killed beside spares. What
-a kill costs is told in steps, too: those that were trained again. A rescue is measured
-with checkpoints every 0.3 s, as all else, though it does not need them. With
-20 rounds it takes about 45 minutes, and half of that without `scale-10` and `kill-10`.
+The example runs as people's scripts do: one that sets a variable, imports scikit-learn
+and a module of its own, and prepares itself for 0 or 3 s. Four things are measured,
+beside torchrun:
+
+- `scale`, as a command: from its start to the first new batch, and the pause between
+  the last old and the first new one;
+- `kill -9` of a replica to the next batch;
+- `kill -9` of everything, and the same command, to the next batch;
+- what the launcher itself costs.
+
+"First batch" is the first one that rank 0 of the new generation is given. Spares wait
+before a replica is killed. What a kill costs is told in steps, too: those that were
+trained again. A rescue is measured with checkpoints every 0.3 s, as all else, though it
+does not need them. torchrun restarts after a `kill -9` by itself; to rescale, it is
+stopped and started again. With 5 rounds it takes about 9 minutes.
 """
 
 from __future__ import annotations
@@ -37,17 +43,22 @@ from elasticrun.launcher.talk.client import find_job
 
 DIGITS = Path(__file__).parents[1] / "examples" / "digits.py"
 ELASTICRUN = [sys.executable, "-m", "elasticrun"]
-COMPILING = """
-import torch
-compiled = torch.compile(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()))
-compiled(torch.randn(8, 64)).sum().backward()
+SCRIPT = """
+import os
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+import sklearn.datasets
+import own
+own.prepare({preparation})
+import runpy
+runpy.run_path({digits!r}, run_name="__main__")
 """
-PREPARATIONS = {
-    "0": "",
-    "3": "import time; time.sleep(3)",
-    "10": "import time; time.sleep(10)",
-    "compiled": COMPILING,
-}
+OWN = """
+import time
+
+def prepare(seconds):
+    time.sleep(seconds)
+"""
+KILL_ALL = "kill -9 of everything, and the same command"
 DEADLINE = 120.0
 EPOCHS = 100_000
 
@@ -71,13 +82,12 @@ class Restart(NamedTuple):
 class Job:
     """The example under a launcher, in a folder of its own."""
 
-    def __init__(self, folder: Path, preparation: str, rescue: str) -> None:
+    def __init__(self, folder: Path, preparation: int, rescue: str) -> None:
         self.folder = folder
-        self.script = DIGITS
-        if preparation:
-            self.script = folder / "script.py"
-            run = f"import runpy; runpy.run_path({str(DIGITS)!r}, run_name='__main__')"
-            self.script.write_text(f"{preparation}\n{run}\n")
+        self.script = folder / "script.py"
+        text = SCRIPT.format(preparation=preparation, digits=str(DIGITS))
+        self.script.write_text(text)
+        (folder / "own.py").write_text(OWN)
         self.variables = {
             **os.environ,
             "ELASTICRUN_CHECKPOINT_DIR": str(folder / "checkpoints"),
@@ -89,13 +99,20 @@ class Job:
 
     def start(self, command: list[str]) -> psutil.Popen:
         with open(self.folder / "log", "ab") as log:
-            return psutil.Popen(
+            self.process = psutil.Popen(
                 [*command, str(self.script), "--epochs", str(EPOCHS)],
                 env=self.variables,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
             )
+        return self.process
+
+    def start_again(
+        self, command: list[str], end: Callable[[psutil.Popen], object]
+    ) -> None:
+        end(self.process)
+        self.start(command)
 
     @property
     def newest(self) -> int:
@@ -145,12 +162,6 @@ class Job:
         begun = max((steps(before, rank) for rank in (0, 1)), key=len)
         return max(0, sum(each >= first for each in begun) - 1)  # One was under way.
 
-    def rescale(self, process: psutil.Popen, size: int) -> Restart:
-        """Request another size, as a program that is connected to the launcher."""
-        os.environ["TMPDIR"] = self.variables["TMPDIR"]
-        with find_job(str(process.pid)) as launcher:
-            return self.restart(functools.partial(next, launcher.scale(size)))
-
     def status(self, process: psutil.Popen) -> dict[str, Any]:
         os.environ["TMPDIR"] = self.variables["TMPDIR"]
         with find_job(str(process.pid)) as launcher:
@@ -172,7 +183,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 @contextlib.contextmanager
 def job_of(
-    command: list[str], preparation: str = "", rescue: str = "off"
+    command: list[str], preparation: int, rescue: str = "off"
 ) -> Iterator[tuple[Job, psutil.Popen]]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         job = Job(Path(folder), preparation, rescue)
@@ -181,7 +192,7 @@ def job_of(
             wait_until(lambda: job.begun(0))
             yield job, process
         finally:
-            kill_tree(process)
+            kill_tree(job.process)
 
 
 def kill_tree(process: psutil.Popen) -> None:
@@ -193,92 +204,86 @@ def kill_tree(process: psutil.Popen) -> None:
 
 
 def kill_a_rank(process: psutil.Popen) -> None:
-    """Kill the newest child: a replica, for the forkserver is older."""
-    children = sorted(
-        process.children(), key=lambda each: (each.create_time(), each.pid)
-    )
-    children[-1].send_signal(signal.SIGKILL)
+    """Kill the newest child of torchrun: a replica."""
+    children = process.children()
+    max(children, key=lambda each: (each.create_time(), each.pid)).kill()
 
 
-def measure_elasticrun(rounds: int) -> None:
-    command = [*ELASTICRUN, "run", "--replicas", "2", "--max-restarts", "1"]
-    with job_of(command) as (job, process):
-        requested, typed, killed = [], [], []
-        for _ in range(rounds):
-            job.wait_until_steady()
-            requested.append(job.rescale(process, 3))
-            job.wait_until_steady()
-            typed.append(job.restart(lambda: job.ask("scale", "2")))
-            job.wait_until_steady()
-            killed.append(job.restart(lambda: kill_a_rank(process)))
-        tell("scale, requested", "elasticrun", requested)
-        tell("scale, typed", "elasticrun", typed)
-        tell("kill -9", "elasticrun", killed)
-
-
-def measure_scale(preparation: str, rounds: int) -> None:
-    command = [*ELASTICRUN, "run", "--replicas", "2"]
-    with job_of(command, preparation) as (job, process):
+def measure_elasticrun(preparation: int, rounds: int) -> None:
+    with job_of([*ELASTICRUN, "run", "--replicas", "2"], preparation) as (job, process):
         scaled = []
         for number in range(rounds):
             job.wait_until_steady()
-            scaled.append(job.rescale(process, (3, 2)[number % 2]))
-    tell("scale, requested", "elasticrun", scaled, preparation)
+            size = ("3", "2")[number % 2]
+            scaled.append(job.restart(functools.partial(job.ask, "scale", size)))
+        tell("scale, typed", "elasticrun", scaled, preparation)
+        job.wait_until_steady()
+        if rounds % 2:
+            job.restart(functools.partial(job.ask, "scale", "2"))
+        killed = [kill_with_spares(job, process) for _ in range(rounds)]
+        tell("kill -9", "elasticrun", killed, preparation)
 
 
-def measure_kill(preparation: str, rounds: int, *, rescue: str = "off") -> None:
-    command = [*ELASTICRUN, "run", "--replicas", "2", "--spares"]
+def measure_kill(
+    preparation: int, rounds: int, *, what: str, options: list[str], rescue: str = "off"
+) -> None:
+    command = [*ELASTICRUN, "run", "--replicas", "2", *options]
     with job_of(command, preparation, rescue) as (job, process):
-        killed = []
-        for _ in range(rounds):
-            job.wait_until_steady()
-            wait_until(lambda: job.status(process)["spares"] == 2)
-            pid = job.status(process)["members"][1]["pid"]
-            kill = functools.partial(os.kill, pid, signal.SIGKILL)
-            killed.append(job.restart(kill))
-    what = "kill -9 with spares" + (", rescued" if rescue != "off" else "")
+        killed = [kill_with_spares(job, process) for _ in range(rounds)]
     tell(what, "elasticrun", killed, preparation)
 
 
-def measure_torchrun(preparation: str, rounds: int) -> None:
-    def command(size: int) -> list[str]:
-        options = ["--standalone", "--max-restarts=1000", f"--nproc-per-node={size}"]
-        return [sys.executable, "-m", "torch.distributed.run", *options]
+def kill_with_spares(job: Job, process: psutil.Popen) -> Restart:
+    job.wait_until_steady()
+    wait_until(lambda: job.status(process)["spares"] == 2)
+    pid = job.status(process)["members"][1]["pid"]
+    return job.restart(functools.partial(os.kill, pid, signal.SIGKILL))
 
-    with job_of(command(2), preparation) as (job, process):
+
+def torchrun(size: int) -> list[str]:
+    options = ["--standalone", "--max-restarts=1000", f"--nproc-per-node={size}"]
+    return [sys.executable, "-m", "torch.distributed.run", *options]
+
+
+def measure_torchrun(preparation: int, rounds: int) -> None:
+    with job_of(torchrun(2), preparation) as (job, process):
         killed = []
         for _ in range(rounds):
             job.wait_until_steady()
-            killed.append(job.restart(lambda: kill_a_rank(process)))
+            killed.append(job.restart(functools.partial(kill_a_rank, process)))
         tell("kill -9", "torchrun", killed, preparation)
-    with job_of(command(2), preparation) as (job, process):
-
-        def relaunch(size: int) -> None:
-            nonlocal process
-            process.terminate()
-            process.wait()
-            process = job.start(command(size))
-
-        scaled = []
-        for number in range(rounds):
-            job.wait_until_steady()
-            size = (3, 2)[number % 2]
-            scaled.append(job.restart(functools.partial(relaunch, size)))
-        kill_tree(process)
-        tell("scale", "torchrun stopped and started", scaled, preparation)
 
 
-def tell(
-    what: str, launcher: str, restarts: list[Restart], preparation: str = ""
-) -> None:
-    (name,) = (name for name, text in PREPARATIONS.items() if text == preparation)
+def measure_again(preparation: int, rounds: int) -> None:
+    """Kill everything, or stop torchrun to rescale it, and start it again."""
+    for what, launcher, command, end in (
+        (KILL_ALL, "elasticrun", [*ELASTICRUN, "run", "--replicas", "2"], kill_tree),
+        (KILL_ALL, "torchrun", torchrun(2), kill_tree),
+        ("scale", "torchrun stopped and started", torchrun(3), terminate),
+    ):
+        with job_of(command, preparation) as (job, _):
+            restarts = []
+            for _ in range(rounds):
+                job.wait_until_steady()
+                restarts.append(
+                    job.restart(functools.partial(job.start_again, command, end))
+                )
+        tell(what, launcher, restarts, preparation)
+
+
+def terminate(process: psutil.Popen) -> None:
+    process.terminate()
+    process.wait()
+
+
+def tell(what: str, launcher: str, restarts: list[Restart], preparation: int) -> None:
     seconds = [restart.seconds for restart in restarts]
     pauses = [restart.pause for restart in restarts]
     lost = [restart.steps_lost for restart in restarts]
     report(
         "restart_to_first_batch",
         what=what,
-        preparation=name,
+        preparation=str(preparation),
         launcher=launcher,
         median_seconds=round(statistics.median(seconds), 3),
         worst_seconds=round(max(seconds), 3),
@@ -293,7 +298,8 @@ def tell(
 
 def measure_launcher(rounds: int) -> None:
     """What the launcher itself costs, and how long the command line takes."""
-    with job_of([*ELASTICRUN, "run", "--replicas", "2"]) as (job, process):
+    with job_of([*ELASTICRUN, "run", "--replicas", "2"], 0) as (job, process):
+        wait_until(lambda: job.status(process)["spares"] == 2)
         before, begin = sum(process.cpu_times()[:2]), time.perf_counter()
         time.sleep(10.0)
         used = sum(process.cpu_times()[:2]) - before
@@ -303,6 +309,7 @@ def measure_launcher(rounds: int) -> None:
             "launcher",
             memory_mib=round(process.memory_info().rss / 2**20, 1),
             forkserver_mib=round(forkserver_of(process).memory_info().rss / 2**20, 1),
+            spares_mib=round(job.status(process)["spare_memory"] / 2**20, 1),
             cpu_percent_of_a_core=round(100 * share, 2),
             seconds={
                 name: statistics.median(
@@ -324,17 +331,25 @@ def seconds_of(command: list[str], job: Job) -> float:
     return round(time.perf_counter() - begin, 3)
 
 
+spared = functools.partial(
+    measure_kill, what="kill -9 with spares", options=["--spares"]
+)
+rescued = functools.partial(
+    measure_kill, what="kill -9, rescued", options=[], rescue="always"
+)
 MEASURES: dict[str, Callable[[int], None]] = {
     "launcher": measure_launcher,
-    "elasticrun": measure_elasticrun,
     **{
-        f"{name}-{prepared}": functools.partial(measure, PREPARATIONS[prepared])
-        for name, measure in (("scale", measure_scale), ("kill", measure_kill))
-        for prepared in PREPARATIONS
+        f"{name}-{seconds}": functools.partial(measure, seconds)
+        for name, measure in (
+            ("elasticrun", measure_elasticrun),
+            ("spares", spared),
+            ("torchrun", measure_torchrun),
+            ("again", measure_again),
+        )
+        for seconds in (0, 3)
     },
-    "rescue": functools.partial(measure_kill, PREPARATIONS["0"], rescue="always"),
-    "torchrun": functools.partial(measure_torchrun, PREPARATIONS["0"]),
-    "torchrun-3": functools.partial(measure_torchrun, PREPARATIONS["3"]),
+    "rescue": functools.partial(rescued, 0),
 }
 
 

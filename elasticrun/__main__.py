@@ -117,9 +117,11 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--hang-timeout", default="auto", metavar="auto|SECONDS|off",
         help="after how long without a batch a process counts as hung; default: auto, "
              "20 times the longest time so far, at least 9 minutes")  # fmt: skip
-    add("--spares", action="store_true",
-        help="keep as many spare processes as train, ready to take over after a "
-        "crash")  # fmt: skip
+    add("--spares", action="store_const", const="prepared", default="imported",
+        help="let the spare processes that take over after a crash run the top of the "
+        "script, too; by default they only import what it imports")  # fmt: skip
+    add("--no-spares", dest="spares", action="store_const", const="",
+        help="keep no spare processes")  # fmt: skip
     add("--stop-signals", metavar="NAMES",
         help="signals at which the job saves and stops, besides TERM and INT: any of "
              "HUP, USR1, USR2, QUIT, ALRM, XCPU; default: ELASTICRUN_STOP_SIGNALS, or "

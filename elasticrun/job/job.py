@@ -205,7 +205,7 @@ class Job:
         is_on_gpu = self.device.type == "cuda"
         if not self.settings.rescue or (is_on_gpu and self.settings.rescue is True):
             if self.settings.rescue:
-                self._no_rescue = "on GPUs it is off (ELASTICRUN_RESCUE=always)"
+                self._no_rescue = "on GPUs it is off (set ELASTICRUN_RESCUE=always)"
             records.close()
             return None
         abort = self._membership.abort

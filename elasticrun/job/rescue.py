@@ -211,7 +211,7 @@ class Rescue:
             f"to copy all takes {self._cost.microseconds:.0f} microseconds, most of it "
             f"{dearest!r}, which is more than 1 % of a step"
         )
-        self.why_not = "steps are too short (ELASTICRUN_RESCUE=always)"
+        self.why_not = "steps are too short (set ELASTICRUN_RESCUE=always)"
         self.is_off = True
 
     # After a death.

@@ -109,7 +109,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         max_restarts=parse_max_restarts(arguments.max_restarts),
         is_exec=arguments.start == "exec",
         hang_timeout=parse_hang_timeout(arguments.hang_timeout),
-        has_spares=arguments.spares,
+        spares=arguments.spares,
         settings=settings,
         variables=variables_of_settings,
         lifeline=arguments.lifeline,
@@ -127,7 +127,7 @@ def _check(arguments: argparse.Namespace, nodes: NodeSettings | None) -> None:
             f"launch() trains on this machine alone, and PET_NNODES={arguments.nodes} "
             "says that it is one of several. Use `elasticrun run`, or set PET_NNODES=1."
         )
-    if arguments.spares and nodes is not None:
+    if arguments.spares == "prepared" and nodes is not None:
         raise OptionError(
             "--spares with --nodes: a spare starts with a number of replicas and an "
             "address, and other machines may change both. Leave out one of the two "

@@ -29,19 +29,10 @@ def variables() -> dict[str, str]:
     return dict(os.environ)
 
 
-def replace_variables(new: dict[str, str]) -> None:
-    """Let this process have these variables and no others."""
-    os.environ.clear()
+def replace_variables_of_forkserver(new: Mapping[str, str]) -> None:
+    """Let a replica have these variables, and those that importing torch has set."""
+    apply_changes(dict.fromkeys(_IN_ONE_THREAD), but=())
     os.environ.update(new)
-
-
-def changes(before: Mapping[str, str], now: Mapping[str, str]) -> Changes:
-    """Return the variables whose values differ from `before`; None if removed."""
-    return {
-        name: now.get(name)
-        for name in before.keys() | now.keys()
-        if now.get(name) != before.get(name)
-    }
 
 
 def apply_changes(changed: Changes, *, but: Collection[str]) -> None:
@@ -84,6 +75,19 @@ def noticing_reads(
         yield
     finally:
         os.environ.encodekey = encode
+
+
+def notice_writes(call: Callable[[str], object]) -> None:
+    """Call a function when this process's Python code sets or removes a variable."""
+
+    def noticing(change: Callable[..., None]) -> Callable[..., None]:
+        def change_and_call(name: Any, *value: Any) -> None:
+            change(name, *value)
+            call(os.fsdecode(name))
+
+        return change_and_call
+
+    os.putenv, os.unsetenv = noticing(os.putenv), noticing(os.unsetenv)
 
 
 def mark() -> dict[str, str]:

@@ -112,7 +112,8 @@ class Options:
         name: What `status`, `scale` and `stop` call the job.
         is_named: Whether the user gave the name, so that checkpoints get it too.
         hang_timeout: Seconds without a boundary; "auto"; None for never.
-        has_spares: Whether a whole generation waits for a crash of the one that runs.
+        spares: How far those are that wait for a crash: "imported", "prepared" by the
+            script, or "" without any.
         settings: Of its replicas, as far as the launcher needs to know them.
         variables: What tells them the settings that were given as options.
         lifeline: A descriptor; when its other end is closed, the job is to stop.
@@ -133,7 +134,7 @@ class Options:
     max_restarts: int = 3
     is_exec: bool = False
     hang_timeout: float | str | None = AUTO
-    has_spares: bool = False
+    spares: str = "imported"
     settings: Settings = field(default_factory=Settings)
     variables: Mapping[str, str] = field(default_factory=dict)
     lifeline: int | None = None

@@ -34,6 +34,7 @@ class Verdict:
         is_by_launcher: Whether the launcher had killed the replica that it names.
         is_from_outside: Whether a signal from outside ended that replica, which is no
             mistake of its program.
+        is_out_of_memory: Whether that was the kernel's, since memory was full.
         time: Of the crash, by this machine's clock.
         is_here: Whether it happened on this node.
     """
@@ -53,6 +54,7 @@ class Verdict:
     is_own_fault: bool = False
     is_by_launcher: bool = False
     is_from_outside: bool = False
+    is_out_of_memory: bool = False
     time: float = 0.0
     is_here: bool = True
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 _AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 # Devices that only a process which has begun to use GPUs holds open.
-_DEVICE_FILES = re.compile(r"/dev/(nvidia.*|kfd)")
 
 
 def count_gpus(variables: Mapping[str, str]) -> int:
@@ -53,19 +52,6 @@ def num_visible(value: str | None, num_present: int) -> int:
             break
         seen.add(name)
     return min(len(seen), 1) if prefix == "MIG-" else min(len(seen), num_present)
-
-
-def held_gpu_files() -> list[str]:
-    """Return the files of GPUs that this process holds open."""
-    held = set()
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            path = os.readlink(f"/proc/self/fd/{number}")
-        except OSError:  # That of the listing itself is closed by now.
-            continue
-        if _DEVICE_FILES.fullmatch(path):
-            held.add(path)
-    return sorted(held)
 
 
 def _leading_number(entry: str) -> int:

@@ -34,12 +34,14 @@ from elasticrun.launcher.talk import client
 client._ANSWER_SECONDS = {DEADLINE}
 sys.exit(main())
 """
-# An `elasticrun` that lets new replicas prepare for as long as the test holds them.
+# An `elasticrun` that lets new replicas prepare for as long as the test holds them, and
+# has spares at once.
 LEISURE = f"""
 import sys
 from elasticrun.__main__ import main
-from elasticrun.launcher.supervisor import successors
+from elasticrun.launcher.supervisor import successors, takeover
 successors._LEAST_LIMIT = {DEADLINE}
+takeover._CALM_SECONDS = 0.0
 sys.exit(main())
 """
 LEISURELY = [sys.executable, "-c", LEISURE]

@@ -22,7 +22,7 @@ PRETENDED = REPOSITORY / "tests" / "support" / "pretended_gpus"
 TRAIN = """
 import os, time
 import torch
-{top}import {module}
+import {module}
 import elasticrun
 
 elasticrun.init("checkpoints", save_interval="off")
@@ -55,14 +55,10 @@ def test_torch_says_whether_a_fork_can_use_gpus() -> None:
     assert callable(torch.cuda._lazy_call)
 
 
-@pytest.mark.parametrize("top", ["", "print('begins')\n"], ids=["first", "later"])
-def test_an_import_that_asks_for_gpus_is_left_to_the_replicas(
-    tmp_path: Path, top: str
-) -> None:
-    """Below the first line the forkserver does not even try it."""
+def test_an_import_that_asks_for_gpus_is_left_to_the_replicas(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     script = tmp_path / "train.py"
-    script.write_text(TRAIN.format(top=top, module="asks_for_gpus"))
+    script.write_text(TRAIN.format(module="asks_for_gpus"))
     with running(stage, "--replicas", 1, script=script, **ON_GPU) as job:
         pid = pid_of_held(stage)
         wait_until(lambda: job.status()["state"] == "training")
@@ -95,11 +91,17 @@ def devices(job: Running) -> list[str]:
 
 @pytest.mark.wide
 def test_a_fork_that_turns_out_to_be_barred_begins_anew(stage: Stage) -> None:
-    """Nothing showed when the forkserver had imported everything."""
+    """As by a plug-in of torch; nothing showed when the forkserver had imported it."""
+    plug_in = stage.root / "site" / "asks_later-1.dist-info"
+    plug_in.mkdir(parents=True)
+    (plug_in / "METADATA").write_text("Name: asks_later\nVersion: 1\n")
+    text = "[torch.backends]\nasks = asks_later:ask\n"
+    (plug_in / "entry_points.txt").write_text(text)
+    more = ON_GPU | {"PYTHONPATH": f"{ON_GPU['PYTHONPATH']}:{plug_in.parent}"}
     script = stage.root / "train.py"
-    script.write_text(TRAIN.format(top="", module="asks_later"))
+    script.write_text(TRAIN.format(module="math"))
     options = ["--replicas", 1, "--max-restarts", 1]
-    with running(stage, *options, script=script, **ON_GPU) as job:
+    with running(stage, *options, script=script, **more) as job:
         os.kill(pid_of_held(stage), signal.SIGKILL)
         assert job.wait() == 0, job.events
     assert devices(job) == ["0 cuda:0", "1 cuda:0"]

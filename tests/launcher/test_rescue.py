@@ -37,7 +37,7 @@ from tests.launcher.running import (
 from tests.support.stage import Stage, wait_until
 
 SCRIPT = Path(__file__).parents[1] / "support" / "scripts" / "mortal.py"
-RESUMED = re.compile(r"generation \d+: resumed at (.*)")
+RESUMED = re.compile(r"generation \d+: .*resumed at (.*)")
 
 pytestmark = pytest.mark.slow(30)
 

@@ -1,16 +1,29 @@
-"""Spares: a whole generation waits for a crash of the one that trains."""
+"""Spares: a whole generation waits for a crash of the one that trains.
+
+They have imported what it has, and with `--spares` run the script as far as they can.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 
+from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import (
+    LEISURELY,
+    REPOSITORY,
+    Running,
+    Start,
     check_trains,
+    forkserver_of,
+    is_replica,
     processes_of,
+    running,
     wait_until_nothing_is_left,
 )
 from tests.launcher.supervisor.test_rehearsal import Rescaled, started
@@ -35,6 +48,14 @@ def ready(spared: Rescaled, number: int) -> list[int]:
 
 def members(spared: Rescaled) -> list[int]:
     return sorted(each["pid"] for each in spared.job.status()["members"])
+
+
+def spares_of(job: Running, number: int) -> list[int]:
+    """Return the processes of a job's spares, once there are so many."""
+    wait_until(lambda: job.status()["spares"] == number, "spares")
+    trained = [each["pid"] for each in job.status()["members"]]
+    children = [each.pid for each in psutil.Process(job.pid).children()]
+    return [pid for pid in children if pid not in trained and is_replica(pid)]
 
 
 def test_a_crash_is_followed_by_the_spares(spared: Rescaled) -> None:
@@ -83,3 +104,159 @@ def test_a_rescaling_begins_with_others_which_get_spares_of_their_own(
     spared.pids(6)
     wait_until(lambda: spared.job.status()["spares"] == 1, "a spare")
     spared.finish()
+
+
+@pytest.fixture
+def imported(stage: Stage) -> Iterator[Rescaled]:
+    site, script = stage.root / "site-packages", stage.root / "own"
+    for folder, files in ((site, INSTALLED), (script, OWN)):
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / name).write_text(text)
+    more = {
+        "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{site}",
+        "NOTES": str(stage.root / "notes"),
+        "IMPORT_REMOVES": "yes",
+        "USER_SETS": "yes",
+    }
+    with (
+        running(
+            stage,
+            "--replicas",
+            2,
+            script=script / "train.py",
+            command=LEISURELY,
+            **more,
+        ) as job,
+        ThreadPoolExecutor() as pool,
+    ):
+        yield Rescaled(job, pool)
+
+
+NOTE = """
+import os
+with open(os.environ["NOTES"], "a") as file:
+    file.write(f"{__name__} {os.getpid()}\\n")
+"""
+INSTALLED = {
+    "noted.py": NOTE + "BACKEND = os.environ.get('BACKEND')\n",
+    "late.py": NOTE,
+    "opens.py": (
+        "import os\nFILE = open(os.environ['NOTES'] + str(os.getpid()), 'w')\n"
+        "FILE.write('flushed at the end')\n"
+    ),
+    "picks.py": "import os\nRANK = os.environ['RANK']\nos.environ['PICKED'] = RANK\n",
+    "sets.py": (
+        "import os\nos.environ.setdefault('USER_SETS', 'no')\n"
+        "os.environ.setdefault('IMPORT_SETS', 'yes')\n"
+        "os.environ.pop('IMPORT_REMOVES', None)\n"
+    ),
+    "raises.py": "import sys\nsys.exit(NoSuchName)\n",
+    "own.py": "raise NotImplementedError\n",  # The program has another one.
+}
+OWN = {
+    "own.py": NOTE,
+    "train.py": """
+import os
+os.environ["BACKEND"] = os.environ.get("BACKEND", "") + "chosen"
+import noted, opens, picks, sets, own
+try:
+    import raises
+except NameError:
+    pass
+from pathlib import Path
+from tests.support.stage import Stage, wait_until
+import elasticrun
+
+names = "BACKEND PICKED IMPORT_SETS USER_SETS IMPORT_REMOVES".split()
+print(noted.BACKEND, picks.RANK, *map(os.environ.get, names), flush=True)
+stage = Stage(Path(os.environ["LAUNCHER_TEST"]))
+loader = elasticrun.AdaptiveDataLoader(range(600), 6)
+for _ in elasticrun.remaining_epochs_until(2):
+    for batch in loader:
+        import late
+        if elasticrun.generation() == 0 and loader.batch_index == 3:
+            stage.mark("trains")
+            wait_until(lambda: stage.has("free"))
+""",
+}
+
+
+def makers(stage: Stage, module: str) -> list[int]:
+    """Return the processes that have imported a module."""
+    lines = map(str.split, (stage.root / "notes").read_text().splitlines())
+    return [int(pid) for name, pid in lines if name == module]
+
+
+def test_what_replicas_import_is_imported_before_a_crash(imported: Rescaled) -> None:
+    """By each as its replica did; what is the program's own comes with the program."""
+    stage = imported.stage
+    stage.wait_for("trains")
+    first, spares = members(imported), sorted(spares_of(imported.job, 2))
+    assert sorted(makers(stage, "own")) == first
+    os.kill(first[0], signal.SIGKILL)
+    imported.job.wait_until_said("generation 1: 2 replicas started")
+    imported.free()
+    assert imported.job.wait() == 0, imported.job.events
+    assert sorted(makers(stage, "own")[2:]) == sorted(makers(stage, "noted")[2:4])
+    assert sorted(makers(stage, "noted")[2:4]) == spares
+    for pid in spares:
+        assert (stage.root / f"notes{pid}").read_text() == "flushed at the end"
+    for rank in (0, 1):
+        line = f"[{rank}] chosen {rank} chosen {rank} yes yes None"
+        assert imported.job.output.count(line) == 2, imported.job.output
+    wait_until_nothing_is_left(stage)
+
+
+def test_what_is_started_for_a_rescaling_imports_it_first(imported: Rescaled) -> None:
+    """Also what the script comes to only when it trains."""
+    stage = imported.stage
+    stage.wait_for("trains")
+    asked = imported.scale(3)
+    wait_until(lambda: imported.job.status()["state"] == "rescaling")
+    imported.free()
+    assert asked.result().returncode == 0, asked.result().stderr
+    assert imported.job.wait() == 0, imported.job.events
+    lines = (stage.root / "notes").read_text().splitlines()
+    for pid in makers(stage, "own")[2:]:
+        assert lines.index(f"late {pid}") < lines.index(f"own {pid}")
+    for rank in range(3):
+        line = f"[{rank}] chosen {rank} chosen {rank} yes yes None"
+        assert line in imported.job.output
+
+
+@pytest.mark.parametrize(
+    ("who", "number"),
+    [
+        ("launcher", signal.SIGKILL),
+        ("launcher", signal.SIGHUP),
+        ("forkserver", signal.SIGKILL),
+        ("spare", signal.SIGKILL),
+    ],
+)
+def test_nothing_is_left_of_spares_whoever_ends(
+    stage: Stage, who: str, number: signal.Signals
+) -> None:
+    with started(stage) as spared:
+        launcher = spared.job.pid
+        pids = {"launcher": launcher, "forkserver": forkserver_of(launcher)}
+        pids["spare"], _ = spares_of(spared.job, 2)
+        os.kill(pids[who], number)
+        if who != "launcher":
+            check_trains(stage)
+            spared.stop()
+        spared.free()
+        spared.job.wait()
+        wait_until_nothing_is_left(stage)
+
+
+def test_spares_of_every_node_follow_a_crash_on_one(stage: Stage, start: Start) -> None:
+    options = ["--", "--hold", "0:9"]
+    nodes = [start(*options, nodes="2", command=LEISURELY) for _ in range(2)]
+    stage.wait_for("held-0-0", "held-0-1")
+    spares = [pid for node in nodes for pid in spares_of(node, 1)]
+    os.kill(nodes[0].pid_of(0, 1), signal.SIGKILL)
+    assert [node.wait() for node in nodes] == [0, 0]
+    assert {nodes[0].pid_of(1, rank) for rank in (0, 1)} == {*spares}
+    for epoch in range(NUM_EPOCHS):
+        assert stage.delivered(epoch=epoch) == list(range(NUM_SAMPLES))

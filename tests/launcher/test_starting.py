@@ -182,7 +182,7 @@ def test_a_forkserver_that_does_not_answer_is_replaced(
 
     for name in ("_START_SECONDS", "_FORK_SECONDS"):
         monkeypatch.setattr(starter_module, name, DEADLINE)
-    starter = Starter(loop, imports=[], is_exec=True, say=say, on_failure=say)
+    starter = Starter(loop, is_exec=True, say=say, on_failure=say)
 
     def wait_for_replica() -> None:
         starter.fork(1, forked.extend)
@@ -225,7 +225,7 @@ def held_by(pid: int) -> list[str]:
 def test_each_of_many_replicas_has_ends_of_its_own() -> None:
     """Each is forked with its own, and ends when it is hung up on."""
     loop, forked, size = EventLoop(), list[WaitingReplica](), 3
-    starter = Starter(loop, imports=[], is_exec=True, say=print, on_failure=pytest.fail)
+    starter = Starter(loop, is_exec=True, say=print, on_failure=pytest.fail)
     starter.outward = "127.0.0.2"  # So that the first one listens twice.
     with contextlib.closing(starter):
         starter.start()

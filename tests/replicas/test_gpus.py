@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from elasticrun.replicas import gpus
-from elasticrun.replicas.gpus import count_gpus, held_gpu_files, num_visible
+from elasticrun.replicas.gpus import count_gpus, num_visible
 
 
 @pytest.mark.parametrize(
@@ -59,11 +58,3 @@ def amd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 )
 def test_gpus_of_amd_count(variables: dict[str, str], number: int) -> None:
     assert count_gpus(variables) == number
-
-
-def test_a_device_file_that_is_held_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert held_gpu_files() == []
-    opened = os.open("/dev/null", os.O_RDONLY)
-    monkeypatch.setattr(gpus, "_DEVICE_FILES", gpus.re.compile("/dev/null"))
-    assert held_gpu_files() == ["/dev/null"]
-    os.close(opened)

@@ -17,7 +17,6 @@ from elasticrun.check.runs.source import WORK, ProgramSource, copy_source, own_a
 from elasticrun.errors import STOPPED
 from elasticrun.launcher import environment, processes
 from elasticrun.launcher.event_loop import EventLoop
-from elasticrun.launcher.forks.imports import imports_of
 from elasticrun.launcher.forks.starter import Starter
 from elasticrun.launcher.forks.waiting import WaitingReplica, discard_all
 from elasticrun.launcher.nodes.nodes import LOOPBACK, Round
@@ -235,12 +234,11 @@ class Engine:
         self._numbers = itertools.count()
         self._loop = EventLoop()
         self._active_runs: list[ActiveRun] = []
-        program = Program("script", str(source.script), (), ())
         (folder / TEMPORARY).mkdir()
-        imports = [OBSERVER, *_installed(imports_of(program), source)]
         self._starter = Starter(
             self._loop,
-            imports=imports,
+            # The latter is what the first optimizer of a process imports, for a second.
+            imports=[OBSERVER, "torch._dynamo"],
             is_exec=False,
             say=lambda _: None,
             on_failure=_give_up,
@@ -320,20 +318,6 @@ class Engine:
 
 def _give_up(why: str) -> None:
     raise EngineError(why)
-
-
-def _installed(names: Sequence[str], source: ProgramSource) -> list[str]:
-    """Return the modules that are not the program's own, of which there are copies."""
-    folders = {source.directory, source.script_folder}
-    return [
-        name
-        for name in names
-        if not any(
-            (folder / f"{name.partition('.')[0]}{suffix}").exists()
-            for folder in folders
-            for suffix in ("", ".py")
-        )
-    ]
 
 
 def _fits(route: Route, under_way: Sequence[ActiveRun]) -> bool:

@@ -9,16 +9,17 @@ forkserver, and unblocked in replicas.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
 import socket
 import sys
 import traceback
+import weakref
 
-from elasticrun.launcher import environment, processes
-from elasticrun.launcher.environment import Changes
-from elasticrun.launcher.forks.preloading import preload
+from elasticrun.errors import counted
+from elasticrun.launcher import processes
 from elasticrun.launcher.replica import main as replica
 from elasticrun.replicas.signals import unblock_stop_signals
 
@@ -38,25 +39,36 @@ _TORCH = (
 
 def main() -> None:
     """Serve the launcher at the other end of the socket named on the command line."""
-    before = environment.variables()
     launcher = socket.socket(fileno=int(sys.argv[1]))
     order = json.loads(launcher.recv(MAX_MESSAGE))
-    problem, num_sound = "", 0
+    problem = ""
     if not order["is_bare"]:
         processes.die_with_parent(os.getppid())  # While an import may hang.
-        for name in _TORCH:
+        for name in (*_TORCH, *order["imports"]):
             importlib.import_module(name)
-        problem, num_sound = preload(order["imports"])
+        if (number := processes.num_threads() - 1) > 0:
+            problem = f"importing torch started {counted(number, 'thread')}"
+        _disown_libraries()
+        gc.collect()
+        gc.freeze()  # Or the collector of each replica would copy every page.
         processes.outlive_parent()
-    answer = {"type": "ready", "problem": problem, "num_sound": num_sound}
-    launcher.send(json.dumps(answer).encode())
-    _serve(launcher, before, is_bare=order["is_bare"])
+    launcher.send(json.dumps({"type": "ready", "problem": problem}).encode())
+    _serve(launcher, is_bare=order["is_bare"])
 
 
-def _serve(launcher: socket.socket, before: dict[str, str], *, is_bare: bool) -> None:
+def _disown_libraries() -> None:
+    """Let replicas not take every operator out of torch's tables at their end.
+
+    That takes 40 ms. All else they finalize as if they had imported it themselves.
+    """
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        alive = finalizer.peek()
+        if alive is not None and getattr(alive[1], "__module__", "") == "torch.library":
+            finalizer.atexit = False
+
+
+def _serve(launcher: socket.socket, *, is_bare: bool) -> None:
     groups: set[int] = set()
-    now = environment.variables()
-    changed = None if is_bare else environment.changes(before, now)
     while True:
         try:
             data, descriptors, _, _ = socket.recv_fds(
@@ -68,7 +80,7 @@ def _serve(launcher: socket.socket, before: dict[str, str], *, is_bare: bool) ->
             break
         order = json.loads(data)
         if order["type"] == "fork":
-            pid = _fork_twice(launcher, descriptors, changed)
+            pid = _fork_twice(launcher, descriptors, is_bare=is_bare)
             groups.add(pid)
             launcher.send(json.dumps({"type": "forked", "pid": pid}).encode())
         else:
@@ -77,19 +89,19 @@ def _serve(launcher: socket.socket, before: dict[str, str], *, is_bare: bool) ->
 
 
 def _fork_twice(
-    launcher: socket.socket, descriptors: list[int], changed: Changes | None
+    launcher: socket.socket, descriptors: list[int], *, is_bare: bool
 ) -> int:
     """Return a replica that is the launcher's child.
 
     Args:
         descriptors: Of the replica: control, stdout, stderr, and any listeners.
-        changed: The variables that imports have changed here; None to begin anew.
+        is_bare: Let it begin anew.
     """
     reader, writer = os.pipe()
     between = os.fork()
     if between == 0:
         os.close(reader)
-        _fork_replica(launcher, writer, descriptors, changed)
+        _fork_replica(launcher, writer, descriptors, is_bare=is_bare)
     for descriptor in (writer, *descriptors):
         os.close(descriptor)
     _, status = os.waitpid(between, 0)
@@ -104,7 +116,8 @@ def _fork_replica(
     launcher: socket.socket,
     writer: int,
     descriptors: list[int],
-    changed: Changes | None,
+    *,
+    is_bare: bool,
 ) -> None:
     """Fork, and never return to the forkserver's loop."""
     try:
@@ -114,7 +127,7 @@ def _fork_replica(
             unblock_stop_signals()
             launcher.close()
             os.close(writer)
-            _become_replica(descriptors, changed)
+            _become_replica(descriptors, is_bare=is_bare)
         os.write(writer, str(pid).encode())
         os._exit(0)
     except BaseException:  # Before the program begins, nobody else would say it.
@@ -123,13 +136,11 @@ def _fork_replica(
         os._exit(1)
 
 
-def _become_replica(descriptors: list[int], changed: Changes | None) -> None:
+def _become_replica(descriptors: list[int], *, is_bare: bool) -> None:
     control, out, err, *listeners = descriptors
     null = os.open(os.devnull, os.O_RDONLY)
     for number, descriptor in enumerate((null, out, err)):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    if changed is None:
-        replica.execute(control, listeners)
-    else:
-        replica.main(control, listeners, changed)
+    run = replica.execute if is_bare else replica.main
+    run(control, listeners)

@@ -37,7 +37,7 @@ class Starter:
     """Keeps a forkserver, and a new one when it ends or does not answer.
 
     Args:
-        imports: Modules that the script imports, for the forkserver to have.
+        imports: Modules that the forkserver is to have besides torch.
         is_exec: Start a new interpreter for each replica instead of a fork.
         say: Called with what the user should know.
         on_failure: Called when no replica can be started; `fork` tries again.
@@ -50,10 +50,10 @@ class Starter:
         self,
         loop: EventLoop,
         *,
-        imports: Sequence[str],
         is_exec: bool,
         say: Callable[[str], None],
         on_failure: Callable[[str], None],
+        imports: Sequence[str] = (),
     ) -> None:
         self._loop = loop
         self._imports = list(imports)
@@ -145,16 +145,16 @@ class Starter:
         if answer["type"] == "forked":
             self._on_forked(answer["pid"])
         elif answer["problem"]:
-            self._replace_unsound(answer["problem"], answer["num_sound"])
+            self._replace_unsound(answer["problem"])
         else:
             self._is_ready = True
             self._tell_groups()
             self._ask()
 
-    def _replace_unsound(self, problem: str, num_sound: int) -> None:
-        """Import only what stands before the cause, or fork no more."""
+    def _replace_unsound(self, problem: str) -> None:
+        """Import torch alone, or fork no more."""
         if self._imports:
-            self._imports = self._imports[:num_sound]
+            self._imports = []
         else:
             self._say(
                 f"replicas cannot be forked, since {problem}; each starts its own "
@@ -186,13 +186,11 @@ class Starter:
             )
 
     def _on_silent(self, seconds: float) -> None:
-        """Start another one, without the imports if it is these that do not end."""
+        """Start another one."""
         self._say(
             f"the forkserver has not answered for {seconds:g} s (stopped, or an "
             "import that does not end); starting another one"
         )
-        if not self._is_ready:
-            self._imports = []
         self._abandon()
         self.start()
 

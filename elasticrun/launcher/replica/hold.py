@@ -7,7 +7,7 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -40,13 +40,24 @@ class Hold:
         self._is_over.set()
         self._ending_thread = 0
         self._meanwhile = contextlib.ExitStack()
+        self._awaited: Collection[str] = _OF_THE_JOB
 
-    def begin(self) -> None:
-        """Pause the program from now on where it needs the job."""
+    @property
+    def is_over(self) -> bool:
+        """Whether the program may go on."""
+        return self._is_over.is_set()
+
+    def begin(self, unknown: Collection[str]) -> None:
+        """Pause what is imported from now on where it needs the job.
+
+        Args:
+            unknown: The variables that have no value so far.
+        """
         self._is_over.clear()
+        self._awaited = unknown
         self._meanwhile.enter_context(processes.yielding_memory())
         self._meanwhile.enter_context(
-            environment.noticing_reads(_OF_THE_JOB, lambda _: self.wait())
+            environment.noticing_reads(_OF_THE_JOB, self._on_read)
         )
         if "torch" in sys.modules:
             self._wait_before_gpus()
@@ -57,6 +68,14 @@ class Hold:
         torch: Any = sys.modules["torch"]
         if torch.version.cuda or torch.version.hip:
             torch.cuda._lazy_call(self.wait)
+
+    def begin_program(self) -> None:
+        """Pause the program, too, from now on."""
+        self._awaited = _OF_THE_JOB
+
+    def _on_read(self, name: str) -> None:
+        if name in self._awaited:
+            self.wait()
 
     def wait(self) -> None:
         """Wait until the other generation has ended; from any thread."""

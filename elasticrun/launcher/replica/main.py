@@ -25,11 +25,16 @@ from elasticrun.errors import BY_SIGNAL, ElasticRunError, is_of_program
 from elasticrun.launcher import environment, interpreter, processes
 from elasticrun.launcher.replica.functions import call_function, save_result
 from elasticrun.launcher.replica.hold import Hold
+from elasticrun.launcher.replica.modules import (
+    describe_imports,
+    import_ahead,
+    modules_of_program,
+    note_variables,
+)
 from elasticrun.launcher.replica.reporter import (
     Reporter,
     code_of_stop,
     last_words,
-    modules_of_program,
 )
 from elasticrun.replicas.process_end import close_files, flush_files, wait_for_threads
 from elasticrun.replicas.signals import take_no_more_stop_signals
@@ -55,16 +60,11 @@ def execute(control: int, listeners: list[int]) -> None:
 
 def begin() -> None:
     """Continue in the new interpreter that `execute` has started."""
-    main(int(sys.argv[1]), [int(number) for number in sys.argv[2:]], {})
+    main(int(sys.argv[1]), [int(number) for number in sys.argv[2:]])
 
 
-def main(control: int, listeners: list[int], changed: environment.Changes) -> None:
-    """Wait for the order to start, run the program, and end the process.
-
-    Args:
-        changed: The variables that the forkserver's imports have changed. They would do
-            so here, too, if the program's own imports were the first ones.
-    """
+def main(control: int, listeners: list[int]) -> None:
+    """Wait for the order to start, run the program, and end the process."""
     for descriptor in (control, *listeners):
         os.set_inheritable(descriptor, False)
     channel = Channel(socket.socket(fileno=control))
@@ -74,9 +74,10 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
     order = channel.receive_one()
     if order is None:  # The launcher has hung up: this replica is not needed.
         os._exit(0)
-    _prepare_process(order, changed)
+    _prepare_process(order)
     stores = [] if order["is_rehearsed"] else [_serve_store(order, listeners)]
     last = next(reversed(sys.modules))
+    written = set[str]()
 
     def on_begun(begun: Message) -> None:  # In the reporter's thread.
         hold.end(lambda: take_up(begun))
@@ -87,9 +88,14 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
 
     hold = Hold(lambda: channel.send({"type": "waiting"}))
     if order["is_rehearsed"]:
-        hold.begin()
-    reporter = Reporter(channel, on_begun=on_begun)
+        hold.begin(order["unknown"])
+    reporter = Reporter(
+        channel,
+        imports=lambda: describe_imports(after=last, written=written),
+        on_begun=on_begun,
+    )
     reporter.start()
+    note_variables(written)
     code = _run(lambda: _program(order, hold), channel, reporter, hold)
     take_no_more_stop_signals()
     code = _end_threads(code)
@@ -106,8 +112,8 @@ def main(control: int, listeners: list[int], changed: environment.Changes) -> No
 def _is_barred_from_gpus() -> bool:
     """Return whether this process can use no GPU because of what it was forked from.
 
-    The forkserver asks a fork after its imports; what happens in it later, as in a
-    library's hook of forks, shows only here.
+    It may have asked for GPUs as it imported torch, as a plug-in can, or a library's
+    hook of forks does. That leaves CUDA uninitialized there and out of reach here.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or not (torch.version.cuda or torch.version.hip):
@@ -115,10 +121,9 @@ def _is_barred_from_gpus() -> bool:
     return bool(torch.cuda._is_in_bad_fork())
 
 
-def _prepare_process(order: Message, changed: environment.Changes) -> None:
+def _prepare_process(order: Message) -> None:
     processes.die_with_parent(order["launcher"])
-    environment.replace_variables(order["environment"])
-    environment.apply_changes(changed, but=order["own_variables"])
+    environment.replace_variables_of_forkserver(order["environment"])
     sys.path[:0] = order["path"]
     sys.argv = list(order["argv"])
     _show_rank(order)
@@ -167,6 +172,11 @@ def _serve_store(order: Message, listeners: list[int]) -> Any:
 
 
 def _program(order: Message, hold: Hold) -> None:
+    if order["is_rehearsed"]:
+        import_ahead(order, hold)
+        hold.begin_program()
+        if not order["runs_ahead"]:
+            hold.wait()
     if "observer" in order:  # `elasticrun check` looks on; by name, since it is above.
         importlib.import_module(order["observer"]).observe(order)
     if order["kind"] == "module":

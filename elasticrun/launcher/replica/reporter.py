@@ -9,8 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from itertools import takewhile
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from elasticrun.checkpoint.position import STEPS, STEPS_OF
@@ -35,13 +33,19 @@ class Reporter:
     """Reports where the job is, twice a second, without any cost for training.
 
     Args:
+        imports: Returns what this replica has imported.
         on_begun: Called with the order when the generation begins for which the program
             waits.
     """
 
     def __init__(
-        self, channel: Channel, *, on_begun: Callable[[Message], None]
+        self,
+        channel: Channel,
+        *,
+        imports: Callable[[], Message],
+        on_begun: Callable[[Message], None],
     ) -> None:
+        self._imports = imports
         self._on_begun = on_begun
         self._channel = channel
         self._stop_cause: str | None = None
@@ -126,7 +130,9 @@ class Reporter:
     def _report(self, job: Job) -> None:
         position = job.progress.position
         counts = _counts_of(position)
-        self._has_trained = self._has_trained or counts > _counts_of(job.start)
+        if not self._has_trained and counts > _counts_of(job.start):
+            self._has_trained = True  # So what is imported for a step is there, too.
+            self._channel.send(self._imports())
         loader, newest = job.loops.outermost, job.newest_checkpoint
         if loader is not None and not position.loader.startswith((STEPS, STEPS_OF)):
             size = loader.running_loop.current.part.global_batch_size
@@ -178,43 +184,6 @@ def _may_rescue(job: Job) -> bool:
 def _counts_of(position: Position) -> _Counts:
     """Return how far it is: epochs, loops, and samples of the loop after these."""
     return position.finished_epochs, position.finished_loops, position.index
-
-
-def modules_of_program(*, after: str) -> dict[str, ModuleType]:
-    """Return the program's own modules that it has imported so far, by name.
-
-    Args:
-        after: The last module that was imported before.
-    """
-    modules = {}
-    for name in ["__main__", *_imported(after=after)]:
-        module = sys.modules.get(name)
-        is_standard = name.partition(".")[0] in sys.stdlib_module_names
-        if module is not None and not is_standard and not _is_installed(module):
-            modules[name] = module
-    return modules
-
-
-def _imported(*, after: str) -> list[str]:
-    """Return the names of the modules that were imported later than one of them.
-
-    A fork that looked at those before, if only at their names, would copy the memory in
-    which they are: a page for every second one.
-    """
-    return list(takewhile(after.__ne__, reversed(sys.modules)))[::-1]
-
-
-def _is_installed(module: object) -> bool:
-    """Return whether it comes from where packages are installed.
-
-    Programs put stand-ins there that answer anything, or raise anything.
-    """
-    try:
-        origin = module.__spec__.origin  # type: ignore[attr-defined]
-    except Exception:
-        return False
-    is_path = isinstance(origin, str)
-    return is_path and ("site-packages" in origin or "dist-packages" in origin)
 
 
 def gpu_use(job: Job) -> tuple[int | None, int | None]:

@@ -9,6 +9,7 @@ from elasticrun.launcher.nodes.nodes import Round
 from elasticrun.launcher.verdict import Verdict
 
 _CAUSES_KEPT = 10
+_FREE = 3  # Restarts without a pause, after what is no failure of the program.
 
 
 class CrashBook:
@@ -60,7 +61,8 @@ class CrashBook:
         is_bug = not (has_trained or verdict.is_from_outside)
         if is_bug and newest <= self.newest_at_start:
             return None, "this was before the first batch, so it is not tried again"
-        delay = self.budget.on_crash(newest)
+        is_free = verdict.is_from_outside and not verdict.is_out_of_memory
+        delay = self.budget.on_crash(newest, num_free=_FREE if is_free else 1)
         most = self.budget.max_restarts
         if delay is None:
             return None, _describe_spent(most)
@@ -103,15 +105,16 @@ class Budget:
     num_used: int = 0
     newest_at_crash: int = 0
 
-    def on_crash(self, newest: int) -> float | None:
+    def on_crash(self, newest: int, *, num_free: int = 1) -> float | None:
         """Count a crash.
 
         Args:
             newest: The number of the newest checkpoint, 0 without any.
+            num_free: How many restarts come at once; each further one comes after twice
+                the time.
 
         Returns:
-            Seconds to wait before the restart, or None if the budget is spent. The
-            first restart comes at once, each further one after twice the time.
+            Seconds to wait before the restart, or None if the budget is spent.
         """
         if newest > self.newest_at_crash:
             self.num_used = 0
@@ -119,6 +122,6 @@ class Budget:
         if self.num_used >= self.max_restarts:
             return None
         self.num_used += 1
-        if self.num_used == 1:
+        if self.num_used <= num_free:
             return 0.0
-        return min(_LONGEST_DELAY, 2.0 ** (self.num_used - 2))
+        return min(_LONGEST_DELAY, 2.0 ** (self.num_used - num_free - 1))

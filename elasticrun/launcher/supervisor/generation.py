@@ -24,13 +24,13 @@ from elasticrun.launcher.replica.reporter import DUMP_SIGNAL
 from elasticrun.launcher.supervisor.causes import (
     Ending,
     Failure,
-    describe,
     explain_kill,
 )
 from elasticrun.launcher.terminal.log_files import Log, log_path
 from elasticrun.launcher.terminal.output import LineReader
 from elasticrun.replicas.wire import Message, WireError
 
+NO_IMPORTS: Message = {"modules": [], "path": [], "variables": {}}
 _STACKS = b"(most recent call first)"
 _THREAD = re.compile(rb"(Current thread|Thread) 0x")
 _FRAME = re.compile(rb'  File "(.+)", line (\d+) in (.+?)\s*$')
@@ -107,6 +107,7 @@ class Member:
 
     Attributes:
         report: Where it was last; empty until its program has made a job.
+        imports: What it had imported when it had trained a batch.
         moved_at: When its position changed last.
         stack: Where its main thread was when it last printed stacks.
         has_failed_save: Whether it ended after a last save that came to nothing.
@@ -122,6 +123,7 @@ class Member:
     log: Log
     readers: list[LineReader] = field(default_factory=list)
     report: Message = field(default_factory=dict)
+    imports: Message = field(default_factory=lambda: dict(NO_IMPORTS))
     moved_at: float = 0.0
     failure: Failure | None = None
     failed_at: float = 0.0
@@ -227,12 +229,11 @@ class Generation:
         reported = self.members[0].report.get("checkpoint_dir")
         return newest_checkpoint(parse_place(reported) if reported else default)
 
-    def explain(self, cause: Ending) -> str:
-        hint = ""
-        if cause.code == -signal.SIGKILL:
-            kills_now = processes.num_out_of_memory_kills()
-            hint = explain_kill(self._kills_before, kills_now)
-        return describe(cause, hint=hint)
+    def explain_kill(self, cause: Ending) -> str:
+        """Return what is known of a SIGKILL that ended this generation."""
+        if cause.code != -signal.SIGKILL:
+            return ""
+        return explain_kill(self._kills_before, processes.num_out_of_memory_kills())
 
     def start(self, orders: Sequence[Message]) -> None:
         for member, order in zip(self.members, orders, strict=True):
@@ -327,6 +328,8 @@ class Generation:
             self._audience.on_report(member)
         elif message["type"] == "no room":
             member.moved_at = max(member.moved_at, message["time"])
+        elif message["type"] == "imports":
+            member.imports = message
         elif message["type"] == "failure":
             member.failure = Failure(message["summary"], message["trace"])
             member.failed_at = message["time"]

@@ -10,7 +10,7 @@ from elasticrun.checkpoint.storage.place import Place
 from elasticrun.errors import BY_SIGNAL, FAILED, STOP_CODES, STOPPED, counted
 from elasticrun.launcher import directory
 from elasticrun.launcher.options import Options
-from elasticrun.launcher.supervisor.causes import first_cause
+from elasticrun.launcher.supervisor.causes import describe, first_cause
 from elasticrun.launcher.supervisor.crashes import CrashBook, start_from
 from elasticrun.launcher.supervisor.generation import Generation
 from elasticrun.launcher.terminal.console import Console
@@ -64,9 +64,10 @@ def verdict_of(generation: Generation, *, reason: str, place: Place) -> Verdict:
         return Verdict(
             kind, where=where, code=code, newest=newest, is_unsaved=is_unsaved
         )
+    hint = generation.explain_kill(cause)
     return Verdict(
         EndKind.CRASHED,
-        text=reason or generation.explain(cause),
+        text=reason or describe(cause, hint=hint),
         trace=cause.failure.trace[-_MAX_TRACE:] if cause.failure else "",
         where=where,
         code=cause.code,
@@ -78,6 +79,7 @@ def verdict_of(generation: Generation, *, reason: str, place: Place) -> Verdict:
         is_own_fault=bool(reason) or cause.is_own_fault,
         is_by_launcher=cause.is_by_launcher and not reason,
         is_from_outside=cause.is_from_outside and not reason,
+        is_out_of_memory=bool(hint),
         time=time.time() - (time.monotonic() - cause.time),
     )
 
@@ -228,16 +230,20 @@ class Judge:
         return NextAction()
 
     def _restart(self, verdict: Verdict, number: int) -> NextAction:
+        delay, text = self._crashes.decide(verdict, number)
+        first, newline, rest = verdict.text.partition("\n")
         self._say_crash(
-            f"generation {number} crashed at {verdict.where}: {verdict.text}"
-            + _rescued(verdict),
+            f"generation {number} crashed at {verdict.where}: {first}"
+            + _rescued(verdict)
+            + ("" if delay is None else f"; {text}")
+            + newline
+            + rest,
             verdict,
             number,
         )
-        delay, text = self._crashes.decide(verdict, number)
         if delay is None:
             return self.fail(text)
-        self._console.event(text, "restart", cause="a crash", delay=delay)
+        self._console.note("restart", text, cause="a crash", delay=delay)
         return NextAction(delay=delay)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from elasticrun.launcher import environment
+from elasticrun.launcher.forks.waiting import WaitingReplica
 from elasticrun.launcher.nodes.nodes import LOOPBACK, Round
 from elasticrun.launcher.options import Options
 from elasticrun.replicas.environment import GLOO_INTERFACE, torchrun_variables
@@ -17,26 +18,40 @@ _OF_ALL_NODES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _UNKNOWN = "unknown until the generation begins"
 
 
-def rehearsal_orders(options: Options, size: int) -> list[Message]:
-    """Return orders to run the program up to where it needs its generation.
+def orders_ahead(
+    options: Options,
+    replicas: Sequence[WaitingReplica],
+    told: Sequence[Message],
+    *,
+    runs_ahead: bool,
+) -> list[Message]:
+    """Return orders for replicas whose generation is yet to begin.
 
-    That is yet to begin, and with it what an order then adds is known: the ranks, and
-    where the replicas meet.
+    Among nodes that brings the ranks, and where replicas meet. Where the generation has
+    another size than the one before, a new rank finds the variables that were set alike
+    on all ranks.
+
+    Args:
+        told: What the replicas that run have imported, by rank on this node.
+        runs_ahead: Let them run the program, too, up to where it needs the job.
     """
-    round_ = Round(0, size, offset=0, size=size, address=LOOPBACK, port=0)
+    ports = replicas[0].ports or (0,)
+    round_ = Round(0, len(replicas), 0, len(replicas), LOOPBACK, ports[0])
+    unknown = _OF_ALL_NODES if options.nodes is not None else ()
     orders = make_orders(options, round_)
-    for order in orders:
-        order["is_rehearsed"] = True
+    for rank, order in enumerate(orders):
+        order |= {"is_rehearsed": True, "runs_ahead": runs_ahead, "unknown": unknown}
         # Who does not wait for it, as a process started there, fails.
-        order["environment"] |= dict.fromkeys(_OF_ALL_NODES, _UNKNOWN)
+        order["environment"] |= dict.fromkeys(unknown, _UNKNOWN)
+        order["imports"] = dict(told[min(rank, len(told) - 1)])
+        if rank >= len(told):
+            alike = set.intersection(*(set(each["variables"].items()) for each in told))
+            order["imports"]["variables"] = dict(alike)
     return orders
 
 
 def make_orders(options: Options, round_: Round) -> list[Message]:
-    """Return the order of each replica on this node.
-
-    Its `own_variables` are those that elasticrun sets, and that imports must leave.
-    """
+    """Return the order of each replica on this node."""
     inherited = environment.variables()
     variables = _variables(options, round_, inherited)
     program = options.program
@@ -65,8 +80,7 @@ def make_orders(options: Options, round_: Round) -> list[Message]:
             local_world_size=round_.share,
             address=round_.address,
         )
-        order = {"rank": rank, "environment": inherited | own}
-        orders.append({**shared, **order, "own_variables": list(own)})
+        orders.append({**shared, "rank": rank, "environment": inherited | own})
     return orders
 
 

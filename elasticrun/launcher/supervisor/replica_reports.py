@@ -41,11 +41,21 @@ class ReplicaReports:
         self._is_quiet = is_quiet
         self._repeats: dict[int, Repeats] = {}
         self._generation: Generation | None = None
+        self._unsaid = ""
         self._is_known_ready = False
         self._is_known_trained = False
 
-    def begin(self, generation: Generation) -> None:
-        """Take a generation that has started."""
+    def begin(self, generation: Generation, started: str) -> None:
+        """Take a generation that has started.
+
+        Args:
+            started: What to say of that. After another generation it is said with the
+                place where that has resumed, so that a restart is one line.
+        """
+        self._unsaid = started
+        if self._generation is None:
+            self._console.event(started)
+            self._unsaid = ""
         self._generation = generation
         self._is_known_ready = self._is_known_trained = False
         self._repeats.clear()
@@ -77,11 +87,12 @@ class ReplicaReports:
         assert generation is not None
         if not self._is_known_ready and generation.has_job:
             self._is_known_ready = True
-            resumed_at = member.report["resumed_at"]
-            if resumed_at is not None:
-                self._console.event(
-                    f"generation {generation.number}: resumed at {resumed_at}"
-                )
+            text = self._unsaid
+            if resumed_at := member.report["resumed_at"]:
+                begun = f"{text}," if text else f"generation {generation.number}:"
+                text = f"{begun} resumed at {resumed_at}"
+            if text:
+                self._console.event(text)
             for call in self.on_ready:
                 call(generation)
         for report_to in self.on_reported:

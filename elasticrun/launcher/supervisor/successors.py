@@ -18,6 +18,7 @@ from elasticrun.replicas.wire import Message, WireError
 
 _LEAST_LIMIT = 60.0
 _STARTS_IN_LIMIT = 3.0
+_MOST_OF_IMPORTS = 1 << 29  # Bytes; they usually take 100 to 300 MiB.
 _MOST_PRINTED = 1 << 20
 _MOST_QUOTED = 1 << 12
 
@@ -33,13 +34,14 @@ class _Use(enum.Enum):
 class Successors:
     """The replicas that wait for the next generation: all of them, or none so far.
 
-    Beside a generation they rehearse: they run their script up to where it needs the
-    job, and wait there, unless a script has failed so once, or memory would not hold
-    both. What they print is kept until their generation begins. One that prints more
-    than a MiB comes no further before that.
+    Beside a generation they import what it has imported. Then they rehearse: they run
+    their script up to where it needs the job, and wait there, unless a script has
+    failed so once, or memory would not hold both. Spares wait before the script, or
+    rehearse, as the user wishes. What they print is kept until their generation begins.
+    One that prints more than a MiB comes no further before that.
 
     Args:
-        orders: Makes their orders for a rehearsal, from their number.
+        orders: Makes their orders, from what those before have imported.
         say: Called with what the user should know.
         on_ready: Called when all are there.
         on_may_stop: Called when the generation that they were prepared beside may stop.
@@ -56,7 +58,7 @@ class Successors:
         starter: Starter,
         loop: EventLoop,
         *,
-        orders: Callable[[int], list[Message]],
+        orders: Callable[..., list[Message]],
         say: Callable[[str], None],
         on_ready: Callable[[], None],
         on_may_stop: Callable[[], None],
@@ -78,7 +80,8 @@ class Successors:
         self._use = _Use.NONE
         self.is_rehearsing = False
         self.may_rehearse = True
-        self._preparing: set[int] = set()  # Ranks that do not need the job so far.
+        self._runs_ahead = True  # Whether those of the last request rehearse.
+        self._preparing: set[int] = set()  # Ranks that do not wait so far.
         self._watched: list[object] = []
         self._timer: Timer | None = None
         self._longest_start = 0.0
@@ -131,11 +134,21 @@ class Successors:
             beside = None
         self._request_fork(size, _Use.NEXT, beside)
 
-    def prepare_spares(self, beside: Generation) -> None:
-        """Fork as many spares as there are replicas."""
+    def prepare_spares(self, beside: Generation, *, runs_ahead: bool) -> None:
+        """Fork as many spares as there are replicas, if memory allows it.
+
+        Args:
+            runs_ahead: Let them rehearse; else they only import.
+        """
         self.discard()
-        if self._can_rehearse(beside.size, beside, otherwise="there are no spares"):
-            self._request_fork(beside.size, _Use.SPARES, beside)
+        if runs_ahead:
+            fits = self._can_rehearse(
+                beside.size, beside, otherwise="there are no spares"
+            )
+        else:
+            fits = beside.size * _MOST_OF_IMPORTS <= processes.available_memory()
+        if fits:
+            self._request_fork(beside.size, _Use.SPARES, beside, runs_ahead=runs_ahead)
 
     def offer(self) -> list[WaitingReplica]:
         """Return them; until `take` they wait for the others' offers."""
@@ -175,8 +188,16 @@ class Successors:
         )
         return False
 
-    def _request_fork(self, size: int, use: _Use, beside: Generation | None) -> None:
+    def _request_fork(
+        self,
+        size: int,
+        use: _Use,
+        beside: Generation | None,
+        *,
+        runs_ahead: bool = True,
+    ) -> None:
         number, self._size, self._use = self._num_requests, size, use
+        self._runs_ahead = runs_ahead
 
         def on_forked(replicas: list[WaitingReplica]) -> None:
             if number != self._num_requests:  # Others, or none, are needed by now.
@@ -184,7 +205,7 @@ class Successors:
                 return
             self._replicas = replicas
             if beside is not None and beside.running:
-                self._begin_rehearsal()
+                self._begin_rehearsal(beside)
             elif beside is None:
                 self._on_may_stop()
             self._on_ready()
@@ -193,7 +214,7 @@ class Successors:
 
     # While they rehearse.
 
-    def _begin_rehearsal(self) -> None:
+    def _begin_rehearsal(self, beside: Generation) -> None:
         limit = max(_LEAST_LIMIT, _STARTS_IN_LIMIT * self._longest_start)
         why = (
             "not all new replicas came to the line that needs the job within "
@@ -203,7 +224,9 @@ class Successors:
         self._begun_at = time.monotonic()
         self.is_rehearsing = True
         self._preparing = set(range(self._size))
-        for each, order in zip(self._replicas, self._orders(self._size), strict=True):
+        told = [member.imports for member in beside.members]
+        orders = self._orders(self._replicas, told, runs_ahead=self._runs_ahead)
+        for each, order in zip(self._replicas, orders, strict=True):
             each.begin(order)
             self._watch(each.channel, partial(self._on_messages, each))
             for output, printed in zip(each.outputs, each.printed, strict=True):
@@ -263,7 +286,7 @@ class Successors:
 
     def _fail(self, replica: WaitingReplica, why: str) -> None:
         """Report the failure; rehearse no more if the script itself has failed."""
-        has_waited = replica.rank not in self._preparing
-        self.may_rehearse = self.may_rehearse and has_waited
+        has_script_failed = self._runs_ahead and replica.rank in self._preparing
+        self.may_rehearse = self.may_rehearse and not has_script_failed
         self._end_rehearsal()
         self._on_failed(f"local rank {replica.rank}: {why.rstrip()}")

@@ -31,7 +31,6 @@ from pathlib import Path
 from elasticrun.errors import BY_SIGNAL, STOPPED, counted
 from elasticrun.launcher import directory, processes
 from elasticrun.launcher.event_loop import EventLoop
-from elasticrun.launcher.forks.imports import imports_of
 from elasticrun.launcher.forks.starter import Starter
 from elasticrun.launcher.forks.waiting import WaitingReplica
 from elasticrun.launcher.nodes.many_nodes import nodes_of
@@ -108,7 +107,6 @@ class Supervisor:
         )
         self._starter = Starter(
             loop,
-            imports=[] if options.is_exec else imports_of(options.program),
             is_exec=options.is_exec,
             say=self.reports.tell,
             on_failure=self._on_no_replicas,
@@ -351,12 +349,11 @@ class Supervisor:
         self._starter.note_running([each.pid for each in replicas])
         if self.options.program.kind == "function":
             remove_results(Path(self.options.program.target))
-        self._console.event(round_.describe())
         if round_.num_nodes > 1:  # Whose logs lie in one folder.
             for member in generation.members:
                 where = f"elasticrun: rank {member.rank} runs on {round_.label}\n"
                 member.log.write(where.encode())
-        self.reports.begin(generation)
+        self.reports.begin(generation, round_.describe())
         generation.start(make_orders(self.options, round_))
         if round_.share != self.takeover.size:  # Rescaled after it was offered.
             self.takeover.prepare()

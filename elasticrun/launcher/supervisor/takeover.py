@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from elasticrun.errors import counted
 from elasticrun.launcher.event_loop import EventLoop
@@ -15,10 +16,12 @@ from elasticrun.launcher.options import (
     check_processors,
 )
 from elasticrun.launcher.supervisor.generation import Generation
-from elasticrun.launcher.supervisor.orders import rehearsal_orders
+from elasticrun.launcher.supervisor.orders import orders_ahead
 from elasticrun.launcher.supervisor.replica_reports import ReplicaReports
 from elasticrun.launcher.supervisor.successors import Successors
 from elasticrun.launcher.terminal.console import Console
+
+_CALM_SECONDS = 5.0  # A generation that crashes before has other needs than spares.
 
 
 class Takeover:
@@ -27,7 +30,7 @@ class Takeover:
     The generation does not know of them. Either they are ready, and the supervisor asks
     it to save and exit; or nobody needs them any more, or one of them fails, and it
     trains on. Among nodes it stops at once. While no other generation is asked for, the
-    successors are spares, if the job has any.
+    successors are spares.
 
     Args:
         on_ready: Called when all successors are there.
@@ -64,7 +67,7 @@ class Takeover:
         self.successors = Successors(
             starter,
             loop,
-            orders=lambda size: rehearsal_orders(options, size),
+            orders=partial(orders_ahead, options),
             say=reports.tell,
             on_ready=on_ready,
             on_may_stop=self._on_may_stop,
@@ -177,22 +180,26 @@ class Takeover:
 
     def _keep_spares(self) -> None:
         """Keep spares, if the job is to have any."""
-        generation = self._generation
+        generation, spares = self._generation, self._options.spares
         if (
-            self._options.has_spares
+            spares
             and not self.is_preparing
             and generation is not None
             and generation.has_trained
         ):
-            self.successors.prepare_spares(generation)
+            self.successors.prepare_spares(generation, runs_ahead=spares == "prepared")
 
     # What is heard from the generation that runs.
 
     def _note_start(self, generation: Generation) -> None:
         self.successors.note_start(time.monotonic() - generation.started_at)
 
-    def _on_trained(self, _: Generation) -> None:
-        self._keep_spares()
+    def _on_trained(self, generation: Generation) -> None:
+        def keep_spares() -> None:
+            if generation is self._generation and not self.successors.spares:
+                self._keep_spares()
+
+        self._loop.call_later(_CALM_SECONDS, keep_spares)
 
     # What is heard from the successors.
 
@@ -222,6 +229,8 @@ class Takeover:
                 f"a new replica failed, so others are started. It was {why}"
             )
             self.successors.prepare(self.size)
+        elif self._options.spares != "prepared":  # Nobody has asked for them.
+            self._discard_successors()
         else:
             more = "others take their place" if may_rehearse else "there are no more"
             self._console.event(f"a spare failed; {more}. It was {why}")

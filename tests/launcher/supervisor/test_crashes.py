@@ -18,6 +18,15 @@ def test_delays_double_up_to_a_minute() -> None:
     assert delays == [0, 1, 2, 4, 8, 16, 32, 60, 60, 60, None]
 
 
+def test_what_comes_from_outside_costs_no_pause_three_times() -> None:
+    book = CrashBook(10, newest_at_start=0)
+    book.has_trained = True
+    killed = Verdict(EndKind.CRASHED, text="killed", is_from_outside=True)
+    full = replace(killed, is_out_of_memory=True)
+    delays = [book.decide(each, 0)[0] for each in [killed] * 5 + [full, killed]]
+    assert delays == [0, 0, 0, 1, 2, 16, 8]
+
+
 def test_a_newer_checkpoint_makes_it_full_again() -> None:
     budget = Budget(2)
     assert [budget.on_crash(n) for n in (1, 1, 2, 2, 2)] == [0, 1, 0, 1, None]

@@ -16,6 +16,7 @@ from subprocess import PIPE, CompletedProcess, Popen
 import pytest
 
 from elasticrun.launcher import interpreter
+from elasticrun.launcher.supervisor.generation import NO_IMPORTS
 from elasticrun.replicas.wire import Channel
 from elasticrun.testing import read_trace
 from tests.launcher.running import (
@@ -283,7 +284,7 @@ def test_a_crash_meanwhile_is_followed_by_those_that_prepare(
     asked = rescaled.scale(1)
     first, _, successor = rescaled.pids(3)
     os.kill(first, signal.SIGKILL)
-    rescaled.job.wait_until_said("generation 1: 1 replica started")
+    wait_until(lambda: rescaled.job.status()["generation"] == 1)
     rescaled.stage.mark("prepare")
     assert asked.result().returncode == 0
     assert rescaled.job.status()["members"][0]["pid"] == successor
@@ -363,7 +364,9 @@ def replica(stage: Stage, script: str) -> Iterator[tuple[Channel, Popen[str]]]:
         "argv": [str(path)],
         "path": [],
         "environment": variables(stage, **own),
-        "own_variables": list(own),
+        "runs_ahead": True,
+        "unknown": [],
+        "imports": NO_IMPORTS,
     }
     connection, other = socket.socketpair()
     with connection, other:

@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from elasticrun.launcher import processes
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks.waiting import WaitingReplica
 from elasticrun.launcher.options import NodeSettings, Options, Program, Replicas
+from elasticrun.launcher.supervisor import takeover
 from elasticrun.launcher.supervisor.crashes import CrashBook
+from elasticrun.launcher.supervisor.generation import NO_IMPORTS
 from elasticrun.launcher.supervisor.replica_reports import ReplicaReports
 from elasticrun.launcher.supervisor.takeover import Takeover
 from elasticrun.replicas.wire import Channel
@@ -57,7 +60,9 @@ class Stage:
             on_ready=lambda: None,
             on_prepared=self.stops.append,
         )
-        running: Any = [SimpleNamespace(pid=2**22 + rank) for rank in range(2)]
+        running: Any = [
+            SimpleNamespace(pid=2**22 + rank, imports=NO_IMPORTS) for rank in range(2)
+        ]
         self.generation: Any = SimpleNamespace(
             size=2,
             members=running,
@@ -69,6 +74,12 @@ class Stage:
             started_at=0.0,
         )
         self.takeover.begin(self.generation)
+
+    def train(self) -> None:
+        """Let the generation train for a while."""
+        for call in self.reports.on_trained:
+            call(self.generation)
+        self.loop.run_once()
 
     def fork(self) -> None:
         """Fork all that were asked for last."""
@@ -84,7 +95,7 @@ class Stage:
             self.ends.append(Channel(other))
             out, err = outputs
             pid = 2**22 + 10 + rank
-            forked.append(WaitingReplica(rank, pid, Channel(own), (out, err), ()))
+            forked.append(WaitingReplica(rank, pid, Channel(own), (out, err), (1,)))
         on_forked(forked)
 
     def wait(self) -> None:
@@ -110,7 +121,8 @@ Open = Callable[..., Stage]
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Open]:
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    monkeypatch.setattr(takeover, "_CALM_SECONDS", 0.0)
     stages: list[Stage] = []
 
     def open_(**given: Any) -> Stage:
@@ -177,19 +189,47 @@ def test_among_nodes_what_runs_gives_way_at_once(opened: Open) -> None:
     assert stage.stops == [text]
 
 
+@pytest.mark.parametrize("spares", ["imported", "prepared"])
 def test_spares_become_successors_of_a_crash_and_not_of_a_rescaling(
-    opened: Open,
+    opened: Open, spares: str
 ) -> None:
-    stage = opened(has_spares=True)
-    for call in stage.reports.on_trained:
-        call(stage.generation)
+    stage = opened(spares=spares)
+    stage.train()
     stage.fork()
     stage.wait()
     successors = stage.takeover.successors
-    spares = successors.spares
-    assert (len(spares), successors.num_ready_spares) == (2, 2)
+    pids = successors.spares
+    assert (len(pids), successors.num_ready_spares) == (2, 2)
     assert stage.stops == []  # Nobody waits for them.
     stage.takeover.end()
     stage.takeover.prepare()
     assert (successors.is_requested, stage.asked) == (True, [])
-    assert [each.pid for each in successors.offer()] == spares
+    assert [each.pid for each in successors.offer()] == pids
+
+
+def test_spares_that_only_import_end_in_silence(opened: Open) -> None:
+    """And the program may still rehearse."""
+    stage = opened()
+    stage.train()
+    stage.fork()
+    stage.ends[0].close()
+    stage.loop.run_once()
+    assert (stage.takeover.successors.spares, stage.asked, stage.said) == ([], [], [])
+    assert stage.takeover.successors.may_rehearse
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "spares", "num_asked"),
+    [(2**30 - 1, "imported", 0), (2**30, "imported", 1), (2**40, "", 0)],
+)
+def test_spares_wait_only_where_memory_and_the_user_allow_it(
+    opened: Open,
+    monkeypatch: pytest.MonkeyPatch,
+    num_bytes: int,
+    spares: str,
+    num_asked: int,
+) -> None:
+    monkeypatch.setattr(processes, "available_memory", lambda: num_bytes)
+    stage = opened(spares=spares)
+    stage.train()
+    assert (len(stage.asked), stage.said) == (num_asked, [])
