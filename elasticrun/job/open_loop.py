@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Literal, NamedTuple
 
+from elasticrun.errors import LoopOrderError
 from elasticrun.job.cursor import Cursor
 from elasticrun.job.job import Job
 from elasticrun.job.leaving import is_left_by_break
@@ -88,14 +89,30 @@ class OpenLoop:
         if not part.is_step:
             return
         self.index += part.advance
+        if job.virtual is not None:
+            job.virtual.end_batch()
         if not self._start.inside:
             job.progress.advance(part.advance)
             job.in_step.finish_batch(self._loader)
             job.boundary.reach()
 
-    def leave_iteration(self) -> None:
+    def leave_iteration(self, *, is_break: bool) -> None:
         """Take the batch in whose body the loop is left for delivered."""
-        self.index += self._loader.running_loop.current.part.advance
+        part = self._loader.running_loop.current.part
+        self.index += part.advance
+        virtual = self.job.virtual
+        if virtual is None or not is_break:
+            return
+        with self.job.deferred_error.keeping():  # Python swallows what is raised here.
+            if not part.is_step:
+                raise LoopOrderError(
+                    f"the loop over `{self._loader.name}` ({self._loader.where}) was "
+                    f"left by `break` in share {part.share} of a global batch, of "
+                    f"which virtual_replicas={virtual.number} are trained one after "
+                    "the other. At another number of replicas more of them would have "
+                    "been. Leave it at the batch's last one: `if train.is_step: break`."
+                )
+            virtual.end_batch()
 
     def end(self, ending: LoopEnd) -> None:
         """Leave the loop."""
@@ -142,8 +159,8 @@ def iterate(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
             loop.finish_iteration()
         ending = "over"
     except GeneratorExit:
-        loop.leave_iteration()
         is_break = is_left_by_break(sys._getframe().f_back)
+        loop.leave_iteration(is_break=is_break)
         ending = "break" if is_break else "exception"
         raise
     finally:

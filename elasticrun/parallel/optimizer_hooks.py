@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +13,7 @@ from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import note_step
 from elasticrun.job.loop import Loop, MicroBatch
 from elasticrun.job.stepping import replace_method, step_between_micro_batches
+from elasticrun.job.virtual import VirtualReplicas
 from elasticrun.parallel.noise import NoiseMeter
 from elasticrun.parallel.partial_gradients import PartialGradients, loop_if_any
 from elasticrun.parallel.rates import Rates
@@ -47,6 +49,7 @@ class OptimizerHooks:
         partial: The gradients that are hidden before its step.
         meter: Is told of each step, if the noise of gradients is measured.
         rates: Scales learning rates, if they are to follow the size of batches.
+        replicas: Virtual ones, for all of which it draws alike.
 
     Attributes:
         put_off_in: The last micro-batch in which its step was put off to the global
@@ -60,12 +63,18 @@ class OptimizerHooks:
         partial: PartialGradients,
         meter: NoiseMeter | None = None,
         rates: Rates | None = None,
+        replicas: VirtualReplicas | None = None,
     ) -> None:
         self.put_off_in: MicroBatch | None = None
         self._optimizer = optimizer
         self._partial = partial
         self._meter = meter
         self._rates = rates
+        # Torch's own draw nothing, and generators take long to be given back.
+        is_torchs = type(optimizer).__module__.startswith("torch.optim")
+        self._draws_alike = (
+            nullcontext if replicas is None or is_torchs else (replicas.drawing_alike)
+        )
         # Where gradients wait, if any do, and since which batch.
         self._waiting_in: Loop | None = None
         self._waiting_since = 0
@@ -163,11 +172,10 @@ class OptimizerHooks:
         self._note_step(loop, has_closure=has_closure)
         if self._partial.hides and not has_closure:
             self._partial.show_before_step()
-        if self._rates is None:
+        scaled = nullcontext() if self._rates is None else self._rates.scaled(optimizer)
+        with scaled, self._draws_alike():
             result = method(optimizer, *args, **kwargs)
-        else:
-            with self._rates.scaled(optimizer):
-                result = method(optimizer, *args, **kwargs)
+        self._partial.note_stepped(optimizer)
         if self._meter is not None:
             self._meter.end_step(loop)
         if self._rates is not None:
