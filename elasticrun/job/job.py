@@ -295,6 +295,11 @@ class Job:
         return self.environment.world_size
 
     @property
+    def num_shares(self) -> int:
+        """In how many shares a global batch is trained."""
+        return self.world_size if self.virtual is None else self.virtual.number
+
+    @property
     def exchange(self) -> Exchange:
         """This replica's end of the conversations with rank 0."""
         return self._membership.exchange

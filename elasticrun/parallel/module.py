@@ -137,17 +137,13 @@ class AdaptiveDataParallel(nn.Module):
         check_options(ddp_kwargs)
         check_module(module, AdaptiveDataParallel)
         job = current_job()
-        num_shares = job.world_size if job.virtual is None else job.virtual.number
         prefix = "" if name == "model" else f"{name}."
         optimizers = name_states(f"{prefix}optimizer", optimizer)
         schedulers = name_states(f"{prefix}lr_scheduler", lr_scheduler)
         check_belong(module, optimizers.values(), schedulers.values())
-        check_closures(optimizers.values(), world_size=num_shares)
+        check_closures(optimizers.values(), world_size=job.num_shares)
         is_sharded = has_shards(module)
         follows_gain = needs_gain(scaling, list(optimizers.values()))
-        if job.virtual is not None:
-            measures = measure_noise or follows_gain
-            check_virtual(module, is_sharded=is_sharded, measures=measures)
         if is_sharded:
             check_sharded(_bare(module), ddp_kwargs)
         self.module = module
@@ -157,6 +153,8 @@ class AdaptiveDataParallel(nn.Module):
         self._reduction = None
         self._virtual: VirtualReduction | None = None
         if job.virtual is not None:
+            measures = measure_noise or follows_gain
+            check_virtual(module, is_sharded=is_sharded, measures=measures)
             self._virtual = VirtualReduction(module, ddp_kwargs, job)
         elif job.world_size > 1 and not is_sharded:
             self._reduction = Reduction(module, ddp_kwargs, job)
@@ -164,7 +162,7 @@ class AdaptiveDataParallel(nn.Module):
         limit = job.settings.timeout
         has_virtual = job.virtual is not None
         self._weighing = job.get_or_make(
-            Weighing, num_shares, job.in_step, limit, has_virtual
+            Weighing, job.num_shares, job.in_step, limit, has_virtual
         )
         self._noise: NoiseRecord | None = None
         if scaling is not None:

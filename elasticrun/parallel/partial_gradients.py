@@ -174,7 +174,7 @@ class PartialGradients:
         if self._virtual is not None:
             for parameter in parameters_of(optimizer):
                 for kept in (self._due, self._others, self._aside, self._shown):
-                    kept.pop(parameter, None)  # type: ignore[attr-defined]
+                    kept.pop(parameter, None)
 
     def show_before_step(self) -> None:
         """Put back what no gradient has met before the step."""

@@ -139,11 +139,11 @@ class TreeReduction:
         slice_ = -(-sum(lengths) // size)
         most = max(map(len, self._nodes))
         sent = first.new_full((most, size * slice_), -0.0)
-        rows = [row[: sum(lengths)].split(lengths) for row in sent]
+        rows = [torch.split(row[: sum(lengths)], lengths) for row in sent]
         end = self._runs[self._rank].stop
         for place, parameter in enumerate(parameters):
-            nodes = sums[parameter].nodes_before(end) if parameter in sums else ()
-            for share, value in nodes:
+            own = sums[parameter].nodes_before(end) if parameter in sums else []
+            for share, value in own:
                 row = rows[bisect_right(self._nodes[self._rank], share) - 1]
                 row[place].view_as(value).copy_(value)
                 row[len(parameters) + place].fill_(1.0)
@@ -156,15 +156,12 @@ class TreeReduction:
                 tree.add(share, value)
         whole = first.new_empty(size * slice_)
         dist.all_gather(list(whole.split(slice_)), tree.total().contiguous())
-        *totals, marks = whole[: sum(lengths)].split(
-            [*lengths[: len(parameters)], len(parameters)]
-        )
+        totals = torch.split(whole[: sum(lengths)], lengths)
+        marks = torch.cat(totals[len(parameters) :]).tolist()
         return {
             parameter: total.view_as(parameter)
-            for parameter, total, is_there in zip(
-                parameters, totals, (marks != 0).tolist(), strict=True
-            )
-            if is_there
+            for parameter, total, mark in zip(parameters, totals, marks, strict=False)
+            if mark
         }
 
 

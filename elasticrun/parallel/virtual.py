@@ -51,7 +51,7 @@ class VirtualReduction:
         self._is_alone = job.world_size == 1
         self._checked_loop: Loop | None = None
         self.replicas: VirtualReplicas = job.virtual
-        parameters = list(module.parameters())
+        parameters: list[Tensor] = list(module.parameters())
         self.tree = TreeReduction(
             parameters,
             num_shares=job.virtual.number,
@@ -63,7 +63,8 @@ class VirtualReduction:
         )
         job.virtual.at_end_of_batch(self._buffers.end_batch)
         if not self._is_alone:
-            _verify_param_shape_across_processes(dist.group.WORLD, parameters)
+            group: Any = dist.group.WORLD
+            _verify_param_shape_across_processes(group, parameters)
             self._broadcast([*parameters, *module.buffers()])
 
     def _broadcast(self, tensors: list[Tensor]) -> None:
