@@ -19,7 +19,7 @@ from elasticrun.job.stepping import is_between_micro_batches
 from elasticrun.parallel.collectives import collective_in_backward
 from elasticrun.parallel.noise import NoiseMeter
 from elasticrun.parallel.optimizer_hooks import OptimizerHooks
-from elasticrun.parallel.partial_gradients import PartialGradients
+from elasticrun.parallel.partial_gradients import PartialGradients, current_micro_batch
 from elasticrun.parallel.rates import Rates
 from elasticrun.parallel.reduction import Reduction
 from elasticrun.parallel.virtual import VirtualReduction
@@ -130,6 +130,23 @@ class GradientHooks:
         if is_prepared and not self._partial.hides:
             return True
         return self._place_hooks(loader, part)
+
+    def check_not_stepped(self) -> None:
+        """Refuse a forward pass behind the step, with virtual replicas.
+
+        In the shares before the last one that a process trains, it would come before.
+        """
+        micro_batch = current_micro_batch()
+        for optimizer in self._optimizers if micro_batch is not None else ():
+            is_late = torch.is_grad_enabled() and optimizer.stepped_in is micro_batch
+            if is_late or optimizer.put_off_in is micro_batch:
+                raise ElasticRunError(
+                    "a forward pass came after the optimizer's step in one iteration "
+                    "of the loop, in a job with virtual_replicas. There is one step "
+                    "for all shares of a global batch, so how many of them see the new "
+                    "parameters would depend on the number of processes. Compute all "
+                    "losses before the first step, or use another loop for it."
+                )
 
     def _place_hooks(self, loader: LoopedLoader | None, part: Part | None) -> bool:
         """Register the hooks that a part needs; return whether it is the last one."""

@@ -265,8 +265,11 @@ class AdaptiveDataParallel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the module returns."""
-        if self._virtual is not None and self.training:
-            self._virtual.begin_forward()
+        if self._virtual is not None:
+            assert isinstance(self._gradient_hooks, GradientHooks)
+            self._gradient_hooks.check_not_stepped()
+            if self.training:
+                self._virtual.begin_forward()
         if not torch.is_grad_enabled():
             return self._replica(*args, **kwargs)
         reduction = self._reduction

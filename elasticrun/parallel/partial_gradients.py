@@ -134,15 +134,17 @@ class PartialGradients:
                 for parameter, tree in hidden.items():
                     self._show_one(parameter, tree.total())
             self._due, self._others = {}, {}
-            self.hides, self.shown_in = False, _current_micro_batch()
+            self.hides, self.shown_in = False, current_micro_batch()
         self.counts_met = set()
         return correction
 
     def show_means(self, virtual: VirtualReduction) -> None:
         """Put the mean gradients over all shares into `.grad`. Collective."""
-        for parameter in [*self._others]:
-            self._make_one_due(parameter)
-        means = virtual.means(self._due)
+        sums = {**self._due}
+        for parameter, others in self._others.items():
+            due = self._due.get(parameter)
+            sums[parameter] = others if due is None else due.plus(*_one_of(others))
+        means = virtual.means(sums)
         for parameter in self._parameters:
             mean, aside = means.get(parameter), self._aside.get(parameter)
             if mean is None and self._is_stand_in(parameter):
@@ -150,7 +152,7 @@ class PartialGradients:
             elif mean is not None:
                 parameter.grad = mean if aside is None else mean.add_(aside)
                 self._shown[parameter] = mean, mean._version
-        self.hides, self.shown_in = False, _current_micro_batch()
+        self.hides, self.shown_in = False, current_micro_batch()
         self.counts_met = set()
 
     def check_shown(self) -> None:
@@ -207,17 +209,8 @@ class PartialGradients:
     def _make_one_due(self, parameter: Tensor) -> None:
         others = self._others.pop(parameter)
         due = self._due.setdefault(parameter, others)
-        if due is others:
-            return
-        ((share, gradient), *more) = others.nodes
-        if more or share != max(_current_share(), 0):
-            raise ElasticRunError(
-                "gradients of an earlier share of the global batch came after a step, "
-                "and were neither zeroed nor stepped with. With virtual_replicas it "
-                "cannot be told in which order they are to be added. Call zero_grad in "
-                "each iteration of the loop, or step in each."
-            )
-        due.add(share, gradient)
+        if due is not others:
+            due.add(*_one_of(others))
 
     def zero(self, parameters: Iterable[Tensor]) -> None:
         """Drop what has come to parameters since their gradients became due."""
@@ -229,13 +222,12 @@ class PartialGradients:
         """Drop what is left of a global batch that its loop did not complete."""
         if self._global_batch == current_global_batch():
             return
-        self._due, self._aside, self._shown = {}, {}, {}
+        self._due, self._others, self._aside, self._shown = {}, {}, {}, {}
         if self.hides:
             for parameter in self._stand_ins:
                 if self._is_stand_in(parameter):
                     parameter.grad = None
-            self._others, self.hides = {}, False
-            self.counts_met = set()
+            self.hides, self.counts_met = False, set()
 
     def _correct(self) -> Tensor | None:
         """Weigh what is hidden by counts whose sums were not known yet."""
@@ -281,13 +273,27 @@ def loop_if_any() -> Loop | None:
     return None if loader is None else loader.running_loop
 
 
-def _current_micro_batch() -> MicroBatch | None:
+def current_micro_batch() -> MicroBatch | None:
+    """Return the micro-batch that is trained now, None outside of loops."""
     loop = loop_if_any()
     return None if loop is None else loop.current
 
 
+def _one_of(others: TreeSum) -> tuple[int, Tensor]:
+    """Return what the running share has given since the last step."""
+    (found, *more) = others.nodes
+    if more or found[0] != max(_current_share(), 0):
+        raise ElasticRunError(
+            "gradients of an earlier share of the global batch came after a step, and "
+            "were neither zeroed nor stepped with. With virtual_replicas it cannot be "
+            "told in which order they are to be added. Call zero_grad in each "
+            "iteration of the loop, or step in each."
+        )
+    return found
+
+
 def _current_share() -> int:
-    micro_batch = _current_micro_batch()
+    micro_batch = current_micro_batch()
     return 0 if micro_batch is None else micro_batch.part.share
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -62,10 +63,24 @@ class TreeSum:
 
     def nodes_before(self, end: float) -> list[tuple[int, Tensor]]:
         """Return the nodes when no share before `end` comes any more."""
-        joined = TreeSum(self._first)
-        joined.nodes = [*self.nodes]
+        joined = self._copy()
         joined._join(end, is_last=True)
         return joined.nodes
+
+    def plus(self, share: int, value: Tensor) -> TreeSum:
+        """Return the sum with what a share may yet add more to."""
+        longer = self._copy()
+        if longer.nodes and longer.nodes[-1][0] == share:
+            longer.nodes[-1] = share, longer.nodes[-1][1] + value
+        else:
+            longer._join(share, is_last=True)
+            longer.nodes.append((share, value))
+        return longer
+
+    def _copy(self) -> TreeSum:
+        copy = TreeSum(self._first)
+        copy.nodes = [*self.nodes]
+        return copy
 
     def total(self) -> Tensor:
         """Return the sum of all shares."""
@@ -139,7 +154,8 @@ class TreeReduction:
         slice_ = -(-sum(lengths) // size)
         most = max(map(len, self._nodes))
         sent = first.new_full((most, size * slice_), -0.0)
-        rows = [torch.split(row[: sum(lengths)], lengths) for row in sent]
+        split: Any = torch.split  # Which torch has left untyped.
+        rows = [split(row[: sum(lengths)], lengths) for row in sent]
         end = self._runs[self._rank].stop
         for place, parameter in enumerate(parameters):
             own = sums[parameter].nodes_before(end) if parameter in sums else []
@@ -156,7 +172,7 @@ class TreeReduction:
                 tree.add(share, value)
         whole = first.new_empty(size * slice_)
         dist.all_gather(list(whole.split(slice_)), tree.total().contiguous())
-        totals = torch.split(whole[: sum(lengths)], lengths)
+        totals = split(whole[: sum(lengths)], lengths)
         marks = torch.cat(totals[len(parameters) :]).tolist()
         return {
             parameter: total.view_as(parameter)
