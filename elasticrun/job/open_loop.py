@@ -100,22 +100,12 @@ class OpenLoop:
         """Take the batch in whose body the loop is left for delivered."""
         part = self._loader.running_loop.current.part
         self.index += part.advance
-        virtual = self.job.virtual
-        if virtual is None or not is_break:
-            return
-        with self.job.deferred_error.keeping():  # Python swallows what is raised here.
-            if not part.is_step:
-                raise LoopOrderError(
-                    f"the loop over `{self._loader.name}` ({self._loader.where}) was "
-                    f"left by `break` in share {part.share} of a global batch, of "
-                    f"which virtual_replicas={virtual.number} are trained one after "
-                    "the other. At another number of replicas more of them would have "
-                    "been. Leave it at the batch's last one: `if train.is_step: break`."
-                )
-            virtual.end_batch()
+        if is_break and part.is_step and self.job.virtual is not None:
+            self.job.virtual.end_batch()
 
     def end(self, ending: LoopEnd) -> None:
         """Leave the loop."""
+        part = self._loader.running_loop.current.part
         try:
             if self._stop is not None:
                 self._stop(ending)
@@ -127,6 +117,17 @@ class OpenLoop:
                 self.job.end_inside(self._loader)
             else:
                 self.job.end_loop(is_finished=ending in ("over", "break"))
+        virtual = self.job.virtual
+        if virtual is not None and ending == "break" and not part.is_step:
+            with self.job.deferred_error.keeping():  # Python would swallow it here.
+                raise LoopOrderError(
+                    f"a loop over `{self._loader.name}` was left by `break` in share "
+                    f"{part.share} of a global batch, of which "
+                    f"virtual_replicas={virtual.number} are trained one after the "
+                    "other. At another number of replicas more or fewer of them would "
+                    "have been. Leave it in the batch's last one: `if train.is_step: "
+                    "break`."
+                )
 
     def save_behind(self) -> None:
         """Write a checkpoint behind a loop that may be the program's last one.
