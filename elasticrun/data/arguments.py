@@ -8,11 +8,16 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from operator import index
-from typing import Any
+from typing import Any, NoReturn
 
 from elasticrun.data.fingerprint import LoaderState
 from elasticrun.data.order.batches import SizePlan
-from elasticrun.errors import LoopOrderError, StateNameError, warn_at_program
+from elasticrun.errors import (
+    ElasticRunError,
+    LoopOrderError,
+    StateNameError,
+    warn_at_program,
+)
 from elasticrun.job.job import Job
 
 _WHAT_A_PLAN_IS = (
@@ -156,3 +161,11 @@ def check_place(job: Job, name: str | None) -> None:
             "epochs are skipped. Make it before the epoch loop, or give it a name= of "
             "its own in each epoch."
         )
+
+
+def refuse_virtual(what: str) -> NoReturn:
+    """Refuse what would depend on the number of replicas with virtual ones, too."""
+    raise ElasticRunError(
+        f"{what} cannot be used in a job with virtual_replicas: it would not end with "
+        "the same bits at any number of replicas. Leave it out, or virtual_replicas."
+    )

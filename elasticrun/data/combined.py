@@ -8,7 +8,11 @@ from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from elasticrun.checkpoint.seeding import derive_seed
-from elasticrun.data.arguments import check_place, check_progress_bar
+from elasticrun.data.arguments import (
+    check_place,
+    check_progress_bar,
+    refuse_virtual,
+)
 from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.data.loop import RunningLoop, trace_batch
 from elasticrun.data.looped import Looped
@@ -88,6 +92,8 @@ class CombinedLoader(Looped):
         progress: bool = False,
     ) -> None:
         job = current_job()
+        if job.virtual is not None:
+            refuse_virtual("a CombinedLoader")
         members = _by_key(loaders)
         _check(members, mode)
         if progress:

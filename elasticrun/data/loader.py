@@ -21,6 +21,7 @@ from elasticrun.data.arguments import (
     check_seed_each,
     check_size,
     check_sizes,
+    refuse_virtual,
 )
 from elasticrun.data.autoscale import Autoscaler
 from elasticrun.data.loop import NO_BATCH, RunningLoop, delivered, trace_batch
@@ -185,11 +186,15 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             sampler=sampler,
             batch_sampler=batch_sampler,
         )
+        num_virtual = None if job.virtual is None else job.virtual.number
+        if num_virtual is not None and self._lanes is not None:
+            refuse_virtual("a data set that is read in streams")
         self.shares = Shares(
             rank=job.rank,
             world_size=job.world_size,
             max_local_batch_size=max_local_batch_size,
             is_padded=bool(even_batches),
+            num_virtual=num_virtual,
         )
         fingerprint = {
             "num_samples": self._order.num_samples,
@@ -212,6 +217,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             made={
                 "even_batches": self.shares.is_padded,
                 "seed_each": seed_each,
+                "virtual_replicas": num_virtual,
                 "the beginning of the data": ""
                 if self._lanes is None
                 else dataset.beginning,
@@ -326,6 +332,8 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             LoopOrderError: When a loop begins: it is in another one's body, or the
                 second over the same samples; or the loader is a member of another one.
         """
+        if current_job().virtual is not None:
+            refuse_virtual("autoscale, which decides by measured times,")
         need_lengths(self.dataset, "autoscale")
         check_autoscale(self._state, check_size("max_batch_size", max_batch_size))
         if not 0 <= min_efficiency <= 1:
@@ -363,6 +371,8 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         Raises:
             ValueError: There is no such batch in the epoch.
         """
+        if current_job().virtual is not None:
+            refuse_virtual("a loop that somebody else owns")
         self.refuse_autoscale("it is read for a loop that somebody else owns")
         need_lengths(self.dataset, "a loop that somebody else owns")
         epoch = whole_number(epoch, "read", "epochs")
@@ -485,6 +495,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             is_ahead=self._is_ahead,
             has_lanes=self._lanes is not None,
             is_shuffled=self.shuffle,
+            has_virtual=self.shares.num_virtual is not None,
         )
         if self.persistent_workers:
             self._persistent, self._copied = reader, now

@@ -15,6 +15,7 @@ from elasticrun.data.streams.streams import InLanes
 from elasticrun.job.loop import NOTHING, MicroBatch, Part
 from elasticrun.job.open_loop import LoopStart
 from elasticrun.job.trace import Trace
+from elasticrun.job.virtual import VirtualReplicas
 
 _NO_BATCHES = SizedBatches(((0, 1),), 0)
 NO_BATCH = MicroBatch(0, [], Part(0, 0, 0, 0, True, 0, 0, 1.0))
@@ -88,6 +89,15 @@ def delivered(
     while in_flight:
         loop.current = in_flight.popleft()
         yield NOTHING
+
+
+def by_share(
+    virtual: VirtualReplicas, loop: RunningLoop, batches: Iterator[Any]
+) -> Iterator[Any]:
+    """Yield the batches, each when what the body draws depends on its share alone."""
+    for batch in batches:
+        virtual.begin_share(loop.key, loop.current)
+        yield batch
 
 
 def shown(loop: RunningLoop, batches: Iterator[Any], bar: Any) -> Iterator[Any]:

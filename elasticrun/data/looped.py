@@ -13,7 +13,7 @@ from elasticrun.checkpoint.position import Position
 from elasticrun.data.autoscale import Autoscaler
 from elasticrun.data.by_hand import run_with
 from elasticrun.data.fingerprint import Fingerprint, LoaderState
-from elasticrun.data.loop import RunningLoop, shown
+from elasticrun.data.loop import RunningLoop, by_share, shown
 from elasticrun.data.order.batches import Batches, SizePlan
 from elasticrun.data.order.loop_orders import SampleOrder
 from elasticrun.data.order.plan import loop_key, passes_key
@@ -361,6 +361,8 @@ class Looped(ABC):
         times = self._state.times
         if times is not None and job.boundary.decides and not start.inside:
             batches = times.timed(loop, batches, lambda: self.planned_sizes[0])
+        if job.virtual is not None:
+            batches = by_share(job.virtual, loop, batches)
         if job.trace is not None:
             batches = self._traced(job.trace, batches)
         if self.progress and job.rank == 0 and not start.inside:

@@ -68,6 +68,7 @@ def init(
     trust_pickle: Iterable[str] = (),
     backend: str = "auto",
     timeout: float | timedelta | None = None,
+    virtual_replicas: int | None = None,
 ) -> None:
     """Start the job with these settings; optional, since its first use starts it.
 
@@ -103,10 +104,15 @@ def init(
         timeout: Seconds after which that gives up a collective, as a number or a
             timedelta. Default: ELASTICRUN_TIMEOUT, or what torch takes for the backend
             (600 for NCCL, 1800 for gloo).
+        virtual_replicas: In how many shares each global batch is cut, whatever the
+            number of replicas, of which there may be as many or fewer: the job then
+            ends with the same bits at any number (docs/explanation/same-bits.md).
+            Default: ELASTICRUN_VIRTUAL_REPLICAS, or one share a replica.
 
     Raises:
         ElasticRunError: The job has already started; or this process imports the
-            program, which runs in another one.
+            program, which runs in another one; or there are more replicas than virtual
+            ones.
         CheckpointError: The directory is in use, unfit, or differs between replicas.
         ValueError: A setting is not what it should be.
     """

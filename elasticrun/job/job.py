@@ -24,6 +24,7 @@ from elasticrun.job.progress import Progress
 from elasticrun.job.replay import ReplayedStates
 from elasticrun.job.rescue import Rescue
 from elasticrun.job.trace import Trace
+from elasticrun.job.virtual import virtual_replicas
 from elasticrun.logger import Logger
 from elasticrun.replicas.environment import Environment, read_environment
 from elasticrun.replicas.exchange import Exchange
@@ -71,6 +72,7 @@ class Job:
         loops: All loops that are open.
         is_in_epoch: Whether an epoch loop's body is running.
         rescue: Remembers boundaries for a rescue; None if there is nobody to rescue.
+        virtual: What there is around the shares of virtual replicas; None without.
         num_loaders: Loaders made so far without a name.
         num_forward_passes: For training, through a DDP, of those that have ended.
         num_steps: How often a registered optimizer has begun a step.
@@ -126,8 +128,16 @@ class Job:
         self.has_resumed = start.newest is not None
         self.start = start.position or Position()
         self.progress = Progress(start.position)
-        self._generators = Generators(self.device)
+        self.virtual = virtual_replicas(
+            self.settings.virtual_replicas,
+            world_size=self.world_size,
+            device=self.device,
+            newest=start.newest,
+        )
+        self._generators = Generators(self.device, are_alike=self.virtual is not None)
         self.register(self._generators)
+        if self.virtual is not None:
+            self.register(self.virtual)
         if self.has_resumed:
             self._has_anchors = True
             self.register(self._replayed.anchors)
@@ -284,6 +294,11 @@ class Job:
         return self.environment.world_size
 
     @property
+    def num_shares(self) -> int:
+        """In how many shares a global batch is trained."""
+        return self.world_size if self.virtual is None else self.virtual.number
+
+    @property
     def exchange(self) -> Exchange:
         """This replica's end of the conversations with rank 0."""
         return self._membership.exchange
@@ -398,6 +413,14 @@ class Job:
             What its order and draws depend on, beside what those of the outer one do.
         """
         self.boundary.check_not_stopped()
+        if self.virtual is not None:
+            raise LoopOrderError(
+                f"the loop over `{loader.name}` ({where}) began in the body of another "
+                "one, and the job has virtual_replicas. That body runs once for each "
+                "share, so how often the inner loop runs, and what it draws, would "
+                "depend on the number of replicas. Put it behind the outer loop, or "
+                "leave virtual_replicas out."
+            )
         key = self.loops.begin(loader, where)
         self.loader = loader
         return key

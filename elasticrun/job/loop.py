@@ -18,7 +18,9 @@ class Part(NamedTuple):
         num_read: Samples that are read for it, padding included.
         advance: How far the index goes on after the global batch.
         weight: What a mean loss is multiplied with before replicas are averaged: the
-            share of the samples in the global batch, times the world size.
+            share of the samples in the global batch, times the number of shares.
+        share: Of a virtual replica's share in the global batch, its number; -1 of
+            padding for a process that has none.
     """
 
     micro: int
@@ -29,6 +31,7 @@ class Part(NamedTuple):
     num_read: int
     advance: int
     weight: float
+    share: int = 0
 
 
 class MicroBatch(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Literal, NamedTuple
 
+from elasticrun.errors import LoopOrderError
 from elasticrun.job.cursor import Cursor
 from elasticrun.job.job import Job
 from elasticrun.job.leaving import is_left_by_break
@@ -88,17 +89,23 @@ class OpenLoop:
         if not part.is_step:
             return
         self.index += part.advance
+        if job.virtual is not None:
+            job.virtual.end_batch()
         if not self._start.inside:
             job.progress.advance(part.advance)
             job.in_step.finish_batch(self._loader)
             job.boundary.reach()
 
-    def leave_iteration(self) -> None:
+    def leave_iteration(self, *, is_break: bool) -> None:
         """Take the batch in whose body the loop is left for delivered."""
-        self.index += self._loader.running_loop.current.part.advance
+        part = self._loader.running_loop.current.part
+        self.index += part.advance
+        if is_break and part.is_step and self.job.virtual is not None:
+            self.job.virtual.end_batch()
 
     def end(self, ending: LoopEnd) -> None:
         """Leave the loop."""
+        part = self._loader.running_loop.current.part
         try:
             if self._stop is not None:
                 self._stop(ending)
@@ -110,6 +117,17 @@ class OpenLoop:
                 self.job.end_inside(self._loader)
             else:
                 self.job.end_loop(is_finished=ending in ("over", "break"))
+        virtual = self.job.virtual
+        if virtual is not None and ending == "break" and not part.is_step:
+            with self.job.deferred_error.keeping():  # Python would swallow it here.
+                raise LoopOrderError(
+                    f"a loop over `{self._loader.name}` was left by `break` in share "
+                    f"{part.share} of a global batch, of which "
+                    f"virtual_replicas={virtual.number} are trained one after the "
+                    "other. At another number of replicas more or fewer of them would "
+                    "have been. Leave it in the batch's last one: `if train.is_step: "
+                    "break`."
+                )
 
     def save_behind(self) -> None:
         """Write a checkpoint behind a loop that may be the program's last one.
@@ -142,8 +160,8 @@ def iterate(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
             loop.finish_iteration()
         ending = "over"
     except GeneratorExit:
-        loop.leave_iteration()
         is_break = is_left_by_break(sys._getframe().f_back)
+        loop.leave_iteration(is_break=is_break)
         ending = "break" if is_break else "exception"
         raise
     finally:

@@ -352,7 +352,13 @@ class Rescue:
             put_back()
             if own := [each[state.name] for each in parts if state.name in each]:
                 state.add_parts(own)
-        generators = {r: each.generators_at(kept.number) for r, each in told.items()}
+        whose_generators = {rank: rank for rank in told}
+        if self._generators.are_alike:  # The dead one's may be those of its last share.
+            whose_generators = dict.fromkeys(told, self._records.rank)
+        generators = {
+            rank: told[known].generators_at(kept.number)
+            for rank, known in whose_generators.items()
+        }
         why = f"by rank {self._records.rank} after the death of rank {whose}"
         checkpoint = self._saver.save_alone(
             kept.position.encode(),

@@ -162,6 +162,14 @@ def _has_data(*args: Any) -> bool:
 def _step_optimizer(
     method: Any, optimizer: Optimizer, *args: Any, **kwargs: Any
 ) -> Any:
+    job = job_if_any()
+    if job is not None and job.virtual is not None:
+        raise ElasticRunError(
+            f"a {type(optimizer).__name__} stepped that no AdaptiveDataParallel has, "
+            "in a job with virtual_replicas. Its gradients would be added up in an "
+            "order that depends on the number of replicas. Give it to the model: "
+            "AdaptiveDataParallel(net, optimizer)."
+        )
     if is_between_micro_batches():
         return step_between_micro_batches(optimizer, *args, **kwargs)
     note_step()

@@ -97,9 +97,10 @@ def _options(arguments: argparse.Namespace) -> Options:
     _check(arguments, nodes)
     given = {name: getattr(arguments, name) for name in SETTINGS_BY_OPTION}
     settings, variables_of_settings = read_settings(variables, **given)
+    num_shares = settings.virtual_replicas
     return Options(
         program=program,
-        replicas=parse_replicas(arguments.replicas or AUTO),
+        replicas=parse_replicas(arguments.replicas or AUTO, num_shares=num_shares),
         name=name or program.label,
         is_named=name is not None,
         checkpoint_dir=place,

@@ -154,10 +154,15 @@ class Options:
         return "; the same checkpoint_dir resumes"
 
 
-def parse_replicas(text: str) -> Replicas:
-    """Return what N, auto or MIN:MAX means on this machine."""
+def parse_replicas(text: str, *, num_shares: int | None = None) -> Replicas:
+    """Return what N, auto or MIN:MAX means on this machine.
+
+    Args:
+        num_shares: Virtual replicas; None without.
+    """
     # One a GPU, else one a core, up to as many as share a CPU well.
     suggested = environment.num_gpus() or min(environment.num_cores(), _MOST_CORES)
+    suggested = min(suggested, num_shares or suggested)
     if text in (AUTO, *_TORCHRUNS_AUTO):
         return Replicas(suggested, 1, 1 << 16)
     least, most = _parse_range(text)
@@ -166,6 +171,7 @@ def parse_replicas(text: str) -> Replicas:
             f"--replicas {text}: give a number from 1 up, auto, or MIN:MAX with "
             "1 <= MIN <= MAX."
         )
+    check_shares(least, 0, num_shares)
     if ":" not in text:
         return Replicas(least, 1, 1 << 16)
     return Replicas(min(max(suggested, least), most), least, most)
@@ -257,7 +263,7 @@ def parse_hang_timeout(text: str) -> float | str | None:
 
 
 # That are options of `elasticrun run`, too.
-SETTINGS_BY_OPTION = ("grace", "save_interval", "stop_signals")
+SETTINGS_BY_OPTION = ("grace", "save_interval", "stop_signals", "virtual_replicas")
 
 
 def read_settings(
@@ -267,7 +273,8 @@ def read_settings(
     called = {name: "--" + name.replace("_", "-") for name in given}
     variables = {f.name: f.metadata["variable"] for f in fields(Settings)}
     # A program may give what other variables have wrong; these it cannot.
-    own = {variables["grace"], variables["stop_signals"]}
+    needed = ("grace", "stop_signals", "virtual_replicas")
+    own = {variables[name] for name in needed}
     process = {name: text for name, text in process.items() if name in own}
     for name, text in given.items():
         if text == "":
@@ -330,6 +337,23 @@ def check_processors(size: int, *, uses_gpus: bool) -> None:
             f"{size} replicas: this machine has {counted(num_cores, 'core')} for them, "
             f"so they would wait for each other, and for memory. Ask for at most "
             f"{most}; --force asks for more all the same."
+        )
+
+
+def check_shares(size: int, elsewhere: int, num_shares: int | None) -> None:
+    """Refuse more replicas than virtual ones.
+
+    Args:
+        elsewhere: Replicas on other nodes.
+        num_shares: Virtual replicas; None if there are none, or it is not known.
+    """
+    if num_shares is not None and size + elsewhere > num_shares:
+        others = f" and {elsewhere} on other nodes" if elsewhere else ""
+        raise OptionError(
+            f"{counted(size, 'replica')}{others}: the job has "
+            f"{counted(num_shares, 'virtual replica')}, so each global batch has no "
+            f"more shares, of which each replica trains one or more. Ask for at most "
+            f"{max(num_shares - elsewhere, 0)}."
         )
 
 

@@ -142,3 +142,17 @@ def check_closures(optimizers: Iterable[Any], *, world_size: int) -> None:
             "samples. So replicas would call it differently often, and wait for each "
             "other forever. Train with one replica, or use another optimizer."
         )
+
+
+def check_virtual(module: nn.Module, *, is_sharded: bool, measures: bool) -> None:
+    """Refuse sums over processes whose order depends on their number."""
+    name = type(module).__name__
+    what = f"parameters of {name} are sharded (fully_shard)" if is_sharded else ""
+    if measures:
+        what = "the noise of gradients is to be measured (measure_noise=, scaling=)"
+    if what:
+        raise ElasticRunError(
+            f"{what}, in a job with virtual_replicas. Sums over processes would come "
+            "into it whose order depends on their number. Leave it out, or "
+            "virtual_replicas."
+        )

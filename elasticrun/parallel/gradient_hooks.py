@@ -19,9 +19,10 @@ from elasticrun.job.stepping import is_between_micro_batches
 from elasticrun.parallel.collectives import collective_in_backward
 from elasticrun.parallel.noise import NoiseMeter
 from elasticrun.parallel.optimizer_hooks import OptimizerHooks
-from elasticrun.parallel.partial_gradients import PartialGradients
+from elasticrun.parallel.partial_gradients import PartialGradients, current_micro_batch
 from elasticrun.parallel.rates import Rates
 from elasticrun.parallel.reduction import Reduction
+from elasticrun.parallel.virtual import VirtualReduction
 from elasticrun.parallel.weighing import Weighing, call_after_backward
 
 _STEP_BEFORE_LOSS = (
@@ -56,6 +57,8 @@ class GradientHooks:
         reduction: What averages their gradients over replicas, if there are several.
         weighing: Knows which backward passes begin with weighed losses.
         meter: Measures the noise of gradients in some steps, if it is to be known.
+        virtual: Adds them up where virtual replicas share out batches; there gradients
+            are hidden in the last micro-batch, too, until its backward pass has ended.
     """
 
     def __init__(
@@ -65,14 +68,19 @@ class GradientHooks:
         *,
         weighing: Weighing,
         meter: NoiseMeter | None = None,
+        virtual: VirtualReduction | None = None,
     ) -> None:
         self._weighing = weighing
         self._meter = meter
         self._measuring: NoiseMeter | None = None  # In a batch that is measured.
         self._parameters = list(module.parameters())
         self._partial = PartialGradients(
-            self._parameters, weighing, is_reduced=reduction is not None
+            self._parameters,
+            weighing,
+            is_reduced=reduction is not None,
+            virtual=virtual,
         )
+        self._virtual = virtual
         self._reduction = reduction
         self._searches_unused = (
             reduction is not None and reduction.ddp.find_unused_parameters
@@ -123,6 +131,23 @@ class GradientHooks:
             return True
         return self._place_hooks(loader, part)
 
+    def check_not_stepped(self) -> None:
+        """Refuse a forward pass behind the step, with virtual replicas.
+
+        In the shares before the last one that a process trains, it would come before.
+        """
+        micro_batch = current_micro_batch()
+        for optimizer in self._optimizers if micro_batch is not None else ():
+            is_late = torch.is_grad_enabled() and optimizer.stepped_in is micro_batch
+            if is_late or optimizer.put_off_in is micro_batch:
+                raise ElasticRunError(
+                    "a forward pass came after the optimizer's step in one iteration "
+                    "of the loop, in a job with virtual_replicas. There is one step "
+                    "for all shares of a global batch, so how many of them see the new "
+                    "parameters would depend on the number of processes. Compute all "
+                    "losses before the first step, or use another loop for it."
+                )
+
     def _place_hooks(self, loader: LoopedLoader | None, part: Part | None) -> bool:
         """Register the hooks that a part needs; return whether it is the last one."""
         is_step = True
@@ -131,7 +156,7 @@ class GradientHooks:
             is_step = loader.is_step
             weight = loader.loss_weight if loader.has_one_weight else None
         self._partial.drop_abandoned()
-        hides = self._partial.hides or not is_step
+        hides = self._partial.hides or not is_step or self._virtual is not None
         self._multiplied_part = None
         self._multipliers.clear()
         is_measured = self._measuring is not None
@@ -156,7 +181,11 @@ class GradientHooks:
         """
         self._optimizers.append(
             OptimizerHooks(
-                optimizer, partial=self._partial, meter=self._meter, rates=rates
+                optimizer,
+                partial=self._partial,
+                meter=self._meter,
+                rates=rates,
+                replicas=None if self._virtual is None else self._virtual.replicas,
             )
         )
 
@@ -249,7 +278,7 @@ class GradientHooks:
         with self._lock:
             if not self._is_in_pass:
                 self._begin_pass(loader)
-            if loader is not None and not loader.is_step:
+            if loader is not None and self._hides_in(loader):
                 self._partial.make_room(parameter)
                 self._partial.counts_met |= counts_met or {None}
         weighed = self._weigh(loader, gradient, counts_met)
@@ -294,7 +323,10 @@ class GradientHooks:
             meter.begin_pass(loader.running_loop)
         # In two turns, so that DDP's own callback, which averages, comes before.
         call_after_backward(lambda: call_after_backward(self._end_pass))
-        if loader is None or loader.is_step:
+        if self._virtual is not None:
+            self._virtual.begin_backward(loader)
+            self._partial.check_shown()
+        if loader is None or not self._hides_in(loader):
             self._awaits_backward = False
             correction = self._partial.show()
             if meter is not None and correction is not None:
@@ -305,12 +337,21 @@ class GradientHooks:
     def _end_pass(self) -> None:
         """Get ready for another backward pass; look at what this one has come to."""
         self._is_in_pass = False
-        if self._measuring is not None and not is_between_micro_batches():
+        if is_between_micro_batches():
+            return
+        if self._virtual is not None:
+            self._partial.show_means(self._virtual)
+        if self._measuring is not None:
             self._measuring.end_pass()
 
     def _after_adding(self, parameter: Tensor, *_: Any) -> None:
-        if is_between_micro_batches():
+        loader = loader_if_any()
+        if loader is not None and self._hides_in(loader):
             self._partial.hide(parameter)
+
+    def _hides_in(self, loader: LoopedLoader) -> bool:
+        """Return whether the gradients of a micro-batch go out of sight."""
+        return not loader.is_step or self._virtual is not None
 
     def _check_own(self, loader: LoopedLoader, weight: float) -> None:
         """Refuse a loss that reads other replicas' outputs, which has no own weight."""

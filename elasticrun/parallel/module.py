@@ -31,6 +31,7 @@ from elasticrun.parallel.arguments import (
     check_options,
     check_scalable,
     check_sharded,
+    check_virtual,
     name_states,
 )
 from elasticrun.parallel.gradient_hooks import GradientHooks
@@ -40,6 +41,7 @@ from elasticrun.parallel.rates import Rates, Scaling, needs_gain
 from elasticrun.parallel.read_ahead import ReadAhead
 from elasticrun.parallel.reduction import Reduction
 from elasticrun.parallel.states import ParallelState
+from elasticrun.parallel.virtual import VirtualReduction
 from elasticrun.parallel.weighing import Weighing
 
 if TYPE_CHECKING:
@@ -139,8 +141,9 @@ class AdaptiveDataParallel(nn.Module):
         optimizers = name_states(f"{prefix}optimizer", optimizer)
         schedulers = name_states(f"{prefix}lr_scheduler", lr_scheduler)
         check_belong(module, optimizers.values(), schedulers.values())
-        check_closures(optimizers.values(), world_size=job.world_size)
+        check_closures(optimizers.values(), world_size=job.num_shares)
         is_sharded = has_shards(module)
+        follows_gain = needs_gain(scaling, list(optimizers.values()))
         if is_sharded:
             check_sharded(_bare(module), ddp_kwargs)
         self.module = module
@@ -148,13 +151,20 @@ class AdaptiveDataParallel(nn.Module):
         # Past nn.Module's own __setattr__, whose modules take longer to be found.
         object.__setattr__(self, "_replica", module)
         self._reduction = None
-        if job.world_size > 1 and not is_sharded:
+        self._virtual: VirtualReduction | None = None
+        if job.virtual is not None:
+            measures = measure_noise or follows_gain
+            check_virtual(module, is_sharded=is_sharded, measures=measures)
+            self._virtual = VirtualReduction(module, ddp_kwargs, job)
+        elif job.world_size > 1 and not is_sharded:
             self._reduction = Reduction(module, ddp_kwargs, job)
             self._replica = self._reduction.run
         limit = job.settings.timeout
-        self._weighing = job.get_or_make(Weighing, job.world_size, job.in_step, limit)
+        has_virtual = job.virtual is not None
+        self._weighing = job.get_or_make(
+            Weighing, job.num_shares, job.in_step, limit, has_virtual
+        )
         self._noise: NoiseRecord | None = None
-        follows_gain = needs_gain(scaling, list(optimizers.values()))
         if scaling is not None:
             check_scalable(optimizers)
         if measure_noise or follows_gain:
@@ -171,7 +181,11 @@ class AdaptiveDataParallel(nn.Module):
             job.register(state_of(name, _bare(module)))
         else:
             self._gradient_hooks = GradientHooks(
-                module, self._reduction, weighing=self._weighing, meter=meter
+                module,
+                self._reduction,
+                weighing=self._weighing,
+                meter=meter,
+                virtual=self._virtual,
             )
             has_common = bool(ddp_kwargs.get("broadcast_buffers", True))
             bare = _bare(module)
@@ -251,6 +265,11 @@ class AdaptiveDataParallel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the module returns."""
+        if self._virtual is not None:
+            assert isinstance(self._gradient_hooks, GradientHooks)
+            self._gradient_hooks.check_not_stepped()
+            if self.training:
+                self._virtual.begin_forward()
         if not torch.is_grad_enabled():
             return self._replica(*args, **kwargs)
         reduction = self._reduction
@@ -326,6 +345,11 @@ class AdaptiveDataParallel(nn.Module):
             raise ElasticRunError(
                 "register_comm_hook is DDP's, and these parameters are sharded. FSDP "
                 "has set_custom_reduce_scatter and others: call them for the module."
+            )
+        if self._virtual is not None:
+            raise ElasticRunError(
+                "register_comm_hook is DDP's, which is not used in a job with "
+                "virtual_replicas. Leave one of the two out."
             )
         if self._reduction is not None:
             self._reduction.register_comm_hook(state, hook)

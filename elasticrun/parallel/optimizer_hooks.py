@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +13,7 @@ from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import note_step
 from elasticrun.job.loop import Loop, MicroBatch
 from elasticrun.job.stepping import replace_method, step_between_micro_batches
+from elasticrun.job.virtual import VirtualReplicas
 from elasticrun.parallel.noise import NoiseMeter
 from elasticrun.parallel.partial_gradients import PartialGradients, loop_if_any
 from elasticrun.parallel.rates import Rates
@@ -47,10 +49,12 @@ class OptimizerHooks:
         partial: The gradients that are hidden before its step.
         meter: Is told of each step, if the noise of gradients is measured.
         rates: Scales learning rates, if they are to follow the size of batches.
+        replicas: Virtual ones, for all of which it draws alike.
 
     Attributes:
         put_off_in: The last micro-batch in which its step was put off to the global
             batch's last one.
+        stepped_in: The last one in which it stepped.
     """
 
     def __init__(
@@ -60,12 +64,18 @@ class OptimizerHooks:
         partial: PartialGradients,
         meter: NoiseMeter | None = None,
         rates: Rates | None = None,
+        replicas: VirtualReplicas | None = None,
     ) -> None:
         self.put_off_in: MicroBatch | None = None
         self._optimizer = optimizer
         self._partial = partial
         self._meter = meter
         self._rates = rates
+        # Torch's own draw nothing, and generators take long to be given back.
+        is_torchs = type(optimizer).__module__.startswith("torch.optim")
+        self._draws_alike = (
+            nullcontext if replicas is None or is_torchs else (replicas.drawing_alike)
+        )
         # Where gradients wait, if any do, and since which batch.
         self._waiting_in: Loop | None = None
         self._waiting_since = 0
@@ -75,7 +85,7 @@ class OptimizerHooks:
         self._step_in: MicroBatch | None = None
         self._step_loop: Loop | None = None
         self._num_thrown_away = 0  # In how many batches since the last step.
-        self._stepped_in: MicroBatch | None = None  # The last step.
+        self.stepped_in: MicroBatch | None = None  # The last step.
         self._lost_in: MicroBatch | None = None  # Where shown sums were zeroed instead.
         replace_method(optimizer, "step", self._step, acts_once=True)
         replace_method(optimizer, "zero_grad", self._zero_grad)
@@ -106,7 +116,7 @@ class OptimizerHooks:
         loop = loop_if_any()
         micro_batch = None if loop is None else loop.current
         is_lost = micro_batch is not None and self._partial.shown_in is micro_batch
-        if is_lost and self._stepped_in is not micro_batch:
+        if is_lost and self.stepped_in is not micro_batch:
             self._lost_in = micro_batch
         if loop is not None and self._waiting_in is loop:
             # Between the first forward pass and its backward pass nothing is thrown
@@ -157,17 +167,16 @@ class OptimizerHooks:
                 return self._put_off(optimizer, loop.current, *args, **kwargs)
             if self._lost_in is loop.current:
                 raise ElasticRunError(_ZEROED_TOO_LATE)
-            self._stepped_in = loop.current
+            self.stepped_in = loop.current
         note_step()
         has_closure = bool(args or kwargs)  # Then the backward pass is in that.
         self._note_step(loop, has_closure=has_closure)
         if self._partial.hides and not has_closure:
             self._partial.show_before_step()
-        if self._rates is None:
+        scaled = nullcontext() if self._rates is None else self._rates.scaled(optimizer)
+        with scaled, self._draws_alike():
             result = method(optimizer, *args, **kwargs)
-        else:
-            with self._rates.scaled(optimizer):
-                result = method(optimizer, *args, **kwargs)
+        self._partial.note_stepped(optimizer)
         if self._meter is not None:
             self._meter.end_step(loop)
         if self._rates is not None:

@@ -12,6 +12,8 @@ from elasticrun.checkpoint.states.parameter_names import parameters_of
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import loader_if_any
 from elasticrun.job.loop import Loop, MicroBatch
+from elasticrun.parallel.tree import TreeSum, add_to
+from elasticrun.parallel.virtual import VirtualReduction
 from elasticrun.parallel.weighing import Weighing
 
 
@@ -28,10 +30,16 @@ class PartialGradients:
     loss that reaches a discriminator, is dropped if it is zeroed. Without a step
     between micro-batches (the loop asks for `is_step` itself) nothing is dropped.
 
+    With virtual replicas gradients are hidden in the last micro-batch, too, and what is
+    shown after its backward pass is the mean over the shares of all processes. After a
+    second pass it is computed anew, until the optimizer has stepped. What `.grad` held
+    before the global batch is put aside, and added to it.
+
     Args:
         parameters: Those of one module.
         weighing: Knows what hidden gradients are to be corrected by.
         is_reduced: Whether a reduction over replicas follows when the sums are back.
+        virtual: Reduces those of virtual replicas.
 
     Attributes:
         hides: Whether any gradient is hidden.
@@ -40,17 +48,27 @@ class PartialGradients:
     """
 
     def __init__(
-        self, parameters: Sequence[Tensor], weighing: Weighing, *, is_reduced: bool
+        self,
+        parameters: Sequence[Tensor],
+        weighing: Weighing,
+        *,
+        is_reduced: bool,
+        virtual: VirtualReduction | None = None,
     ) -> None:
         self.hides = False
         self.shown_in: MicroBatch | None = None
         self.counts_met: set[int | None] = set()
         self._parameters = parameters
         self._weighing = weighing
-        self._is_reduced = is_reduced
+        self._is_reduced = is_reduced or virtual is not None
+        self._virtual = virtual
         self._global_batch: tuple[Loop, int] | None = None
-        self._due: dict[Tensor, Tensor] = {}
-        self._others: dict[Tensor, Tensor] = {}
+        # By shares; without virtual replicas there is one for all micro-batches.
+        self._due: dict[Tensor, TreeSum] = {}
+        self._others: dict[Tensor, TreeSum] = {}
+        # With them: what was there before, and what is shown, with its version.
+        self._aside: dict[Tensor, Tensor] = {}
+        self._shown: dict[Tensor, tuple[Tensor, int]] = {}
         self._zeros: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         self._stand_ins: dict[Tensor, Tensor] = {}
 
@@ -75,7 +93,27 @@ class PartialGradients:
         self.hides = True
         parameter.grad = self._stand_in(parameter, gradient)
         gradient = gradient.detach()
-        _add(self._others, parameter, gradient if is_own else gradient.clone())
+        if not is_own:
+            gradient = gradient.clone()
+        if self._virtual is None:
+            self._others.setdefault(parameter, TreeSum()).add(0, gradient)
+        elif is_own:
+            self._add_share(parameter, gradient, self._virtual)
+        elif parameter not in self._shown:  # Else its mean is computed anew.
+            self._aside[parameter] = gradient
+
+    def _add_share(
+        self, parameter: Tensor, gradient: Tensor, virtual: VirtualReduction
+    ) -> None:
+        share = _current_share()
+        if gradient.is_sparse:
+            raise ElasticRunError(
+                "an embedding has sparse gradients (sparse=True), which are not added "
+                "up in a job with virtual_replicas. Make it with sparse=False."
+            )
+        if share >= 0:  # A process that has none of the batch adds nothing, not even 0.
+            tree = self._others.setdefault(parameter, virtual.tree.new_sum())
+            tree.add(share, gradient)
 
     def make_room(self, parameter: Tensor) -> None:
         """Move the gradient out of `.grad`, before another one is added."""
@@ -93,12 +131,52 @@ class PartialGradients:
         if self.hides:
             correction = self._correct()
             for hidden in (self._due, self._others):
-                for parameter, gradient in hidden.items():
-                    self._show_one(parameter, gradient)
+                for parameter, tree in hidden.items():
+                    self._show_one(parameter, tree.total())
             self._due, self._others = {}, {}
-            self.hides, self.shown_in = False, _current_micro_batch()
+            self.hides, self.shown_in = False, current_micro_batch()
         self.counts_met = set()
         return correction
+
+    def show_means(self, virtual: VirtualReduction) -> None:
+        """Put the mean gradients over all shares into `.grad`. Collective."""
+        sums = {**self._due}
+        for parameter, others in self._others.items():
+            due = self._due.get(parameter)
+            sums[parameter] = others if due is None else due.plus(*_one_of(others))
+        means = virtual.means(sums)
+        for parameter in self._parameters:
+            mean, aside = means.get(parameter), self._aside.get(parameter)
+            if mean is None and self._is_stand_in(parameter):
+                parameter.grad = aside
+            elif mean is not None:
+                parameter.grad = mean if aside is None else mean.add_(aside)
+                self._shown[parameter] = mean, mean._version
+        self.hides, self.shown_in = False, current_micro_batch()
+        self.counts_met = set()
+
+    def check_shown(self) -> None:
+        """Refuse another backward pass when the mean gradients have been changed."""
+        if self._global_batch != current_global_batch():
+            return
+        for parameter, (mean, version) in self._shown.items():
+            if parameter.grad is not mean or mean._version != version:
+                raise ElasticRunError(
+                    "gradients were changed (clipped, unscaled or zeroed) between two "
+                    "backward passes in one global batch, without a step. With "
+                    "virtual_replicas they are the mean over the shares of the batch, "
+                    "which a later backward pass computes anew. Change them once, "
+                    "between the last backward pass and the step. If the loss of "
+                    "another module goes through this one, step this one before, or "
+                    "freeze it meanwhile (requires_grad_(False))."
+                )
+
+    def note_stepped(self, optimizer: Optimizer) -> None:
+        """Forget what the optimizer has stepped with."""
+        if self._virtual is not None:
+            for parameter in parameters_of(optimizer):
+                for kept in (self._due, self._others, self._aside, self._shown):
+                    kept.pop(parameter, None)
 
     def show_before_step(self) -> None:
         """Put back what no gradient has met before the step."""
@@ -117,8 +195,7 @@ class PartialGradients:
         self.drop_abandoned()
         for parameter in parameters_of(optimizer):
             self.hide(parameter, is_own=False)
-            gradient = self._others.pop(parameter, None)
-            if gradient is None:
+            if parameter not in self._others:
                 continue
             if is_again:
                 raise ElasticRunError(
@@ -127,7 +204,13 @@ class PartialGradients:
                     "global batch, at its last micro-batch. Step once in each "
                     "iteration of the loop, or leave out max_local_batch_size."
                 )
-            _add(self._due, parameter, gradient)
+            self._make_one_due(parameter)
+
+    def _make_one_due(self, parameter: Tensor) -> None:
+        others = self._others.pop(parameter)
+        due = self._due.setdefault(parameter, others)
+        if due is not others:
+            due.add(*_one_of(others))
 
     def zero(self, parameters: Iterable[Tensor]) -> None:
         """Drop what has come to parameters since their gradients became due."""
@@ -137,27 +220,31 @@ class PartialGradients:
 
     def drop_abandoned(self) -> None:
         """Drop what is left of a global batch that its loop did not complete."""
-        if self.hides and self._global_batch != current_global_batch():
+        if self._global_batch == current_global_batch():
+            return
+        self._due, self._others, self._aside, self._shown = {}, {}, {}, {}
+        if self.hides:
             for parameter in self._stand_ins:
                 if self._is_stand_in(parameter):
                     parameter.grad = None
-            self._due, self._others, self.hides = {}, {}, False
-            self.counts_met = set()
+            self.hides, self.counts_met = False, set()
 
     def _correct(self) -> Tensor | None:
         """Weigh what is hidden by counts whose sums were not known yet."""
         if not self.counts_met - {None}:
             return None
         factor = torch.as_tensor(self._weighing.correction(self.counts_met))
-        for hidden in (self._due, self._others):
-            for gradient in hidden.values():
+        for tree in (*self._due.values(), *self._others.values()):
+            for _, gradient in tree.nodes:
                 gradient.mul_(factor.to(gradient))
         return factor
 
     def _show_one(self, parameter: Tensor, gradient: Tensor) -> None:
         previous = None if self._is_stand_in(parameter) else parameter.grad
         with torch.no_grad():
-            parameter.grad = gradient if previous is None else _sum(previous, gradient)
+            parameter.grad = (
+                gradient if previous is None else add_to(previous, gradient)
+            )
 
     def _is_stand_in(self, parameter: Tensor) -> bool:
         gradient = parameter.grad
@@ -180,25 +267,34 @@ class PartialGradients:
         return stand_in
 
 
-def _add(sums: dict[Tensor, Tensor], parameter: Tensor, gradient: Tensor) -> None:
-    previous = sums.get(parameter)
-    sums[parameter] = gradient if previous is None else _sum(previous, gradient)
-
-
-def _sum(first: Tensor, second: Tensor) -> Tensor:
-    """Return the sum, in the memory of the first where that is dense."""
-    return second + first if first.is_sparse else first.add_(second)
-
-
 def loop_if_any() -> Loop | None:
     """Return the loop that is running, None outside of loops."""
     loader = loader_if_any()
     return None if loader is None else loader.running_loop
 
 
-def _current_micro_batch() -> MicroBatch | None:
+def current_micro_batch() -> MicroBatch | None:
+    """Return the micro-batch that is trained now, None outside of loops."""
     loop = loop_if_any()
     return None if loop is None else loop.current
+
+
+def _one_of(others: TreeSum) -> tuple[int, Tensor]:
+    """Return what the running share has given since the last step."""
+    (found, *more) = others.nodes
+    if more or found[0] != max(_current_share(), 0):
+        raise ElasticRunError(
+            "gradients of an earlier share of the global batch came after a step, and "
+            "were neither zeroed nor stepped with. With virtual_replicas it cannot be "
+            "told in which order they are to be added. Call zero_grad in each "
+            "iteration of the loop, or step in each."
+        )
+    return found
+
+
+def _current_share() -> int:
+    micro_batch = current_micro_batch()
+    return 0 if micro_batch is None else micro_batch.part.share
 
 
 def current_global_batch() -> tuple[Loop, int] | None:

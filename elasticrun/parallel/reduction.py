@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -105,7 +105,7 @@ class Reduction:
         loader = loader_if_any()
         loop = None if loader is None else loader.running_loop
         if loader is not None and loop is not self._even_loop and self._module.training:
-            _check_even(loader)
+            check_even(loader)
             self._even_loop = loop
         output = self.run(*args, **kwargs)
         if self._module.training and not is_compiling():  # The count would be a guard.
@@ -209,21 +209,27 @@ def broadcast_buffers(ddp: DistributedDataParallel) -> None:
     DDP does it at the beginning of each forward pass, also of those for evaluation, of
     which replicas need not have equally many.
     """
+    ignored = ddp.parameters_to_ignore
+    buffers = [each for name, each in ddp.module.named_buffers() if name not in ignored]
+    broadcast(buffers, group=ddp.process_group)
+
+
+def broadcast(tensors: Iterable[Tensor], group: Any = None) -> None:
+    """Give all replicas the tensors of rank 0, in the memory that they have."""
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for name, buffer in ddp.module.named_buffers():
-        if name not in ddp.parameters_to_ignore:
-            kinds.setdefault((buffer.dtype, buffer.device), []).append(buffer)
-    for buffers in kinds.values():
-        packed = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
-        dist.broadcast(packed, src=0, group=ddp.process_group)
-        parts = torch.split(packed, [buffer.numel() for buffer in buffers])
-        for buffer, part in zip(buffers, parts, strict=True):
+    for tensor in tensors:
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    for alike in kinds.values():
+        packed = torch.cat([each.detach().reshape(-1) for each in alike])
+        dist.broadcast(packed, src=0, group=group)
+        parts = torch.split(packed, [each.numel() for each in alike])
+        for each, part in zip(alike, parts, strict=True):
             # Unknown to autograd, as in DDP: BatchNorm's backward pass would complain
             # of averages that it does not read.
-            buffer.data.copy_(part.view_as(buffer))
+            each.data.copy_(part.view_as(each))
 
 
-def _check_even(loader: LoopedLoader) -> None:
+def check_even(loader: LoopedLoader) -> None:
     """Refuse to train in a loop in which a replica may have no batch."""
     if loader.even_batches:
         return

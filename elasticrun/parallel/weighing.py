@@ -36,6 +36,7 @@ class Weighing:
         world_size: Of the job.
         in_step: Notices that another replica gives no count.
         timeout: Seconds that a sum may take; None for torch's own.
+        has_virtual: Whether there are virtual replicas, `world_size` of them.
 
     Attributes:
         counts_met: What the backward pass under way has come through: the numbers of
@@ -44,7 +45,11 @@ class Weighing:
     """
 
     def __init__(
-        self, world_size: int, in_step: InStep, timeout: float | None = None
+        self,
+        world_size: int,
+        in_step: InStep,
+        timeout: float | None = None,
+        has_virtual: bool = False,
     ) -> None:
         self.counts_met: set[int | None] | None = None
         self._world_size = world_size
@@ -52,7 +57,8 @@ class Weighing:
         # A group of its own: a count that one replica alone gives must not meet DDP's
         # gradients, at which gloo would abort the processes.
         self._group: Any = None
-        if world_size > 1:
+        self._has_virtual = has_virtual
+        if world_size > 1 and not has_virtual:
             limit = None if timeout is None else timedelta(seconds=timeout)
             self._group = dist.new_group(backend="gloo", timeout=limit)
         self._micro_batch: object = None
@@ -71,6 +77,13 @@ class Weighing:
     ) -> Any:
         """Return the loss, whose gradients will be weighed; see the model's method."""
         _check(count, reduction)
+        if self._has_virtual and count is not None:
+            raise ElasticRunError(
+                "weigh(count=...) was called in a job with virtual_replicas. The sum "
+                "of the counts is known when all shares are trained, and then their "
+                "gradients are added up already. Weigh the mean over samples "
+                "(model.weigh(loss)), or leave virtual_replicas out."
+            )
         # A constant one, of which nothing was counted here, gives its 0 all the same.
         is_constant = not loss.requires_grad
         if is_constant and (count is None or not torch.is_grad_enabled()):

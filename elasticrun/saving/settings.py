@@ -117,6 +117,13 @@ def parse_save_every(value: int | str, *, setting: str) -> SaveEvery:
     return every
 
 
+def parse_virtual_replicas(value: int | str, *, setting: str) -> int:
+    """Return in how many shares to cut each global batch."""
+    if parse_whole_number(value) < 1:
+        raise ValueError(f"{setting} is {value!r}; give a number from 1 up.")
+    return parse_whole_number(value)
+
+
 def parse_seconds(value: float | timedelta | str, *, setting: str) -> float:
     """Return how long something may take."""
     seconds = _number(value.total_seconds() if isinstance(value, timedelta) else value)
@@ -173,6 +180,8 @@ class Settings:
         trace_dir: Where to append one line per delivered micro-batch, or None.
         backend: "gloo", "nccl", or "auto": NCCL where each replica has a GPU.
         timeout: Seconds that a collective may take; None for what torch finds right.
+        virtual_replicas: In how many shares each global batch is cut at any number of
+            replicas; None for one a replica.
     """
 
     checkpoint_dir: str | os.PathLike[str] | None = field(
@@ -210,6 +219,10 @@ class Settings:
     backend: str = field(default="auto", metadata=_read(_text))
     timeout: float | None = field(
         default=None, metadata=_read(parse_seconds, "ELASTICRUN_TIMEOUT")
+    )
+    virtual_replicas: int | None = field(
+        default=None,
+        metadata=_read(parse_virtual_replicas, "ELASTICRUN_VIRTUAL_REPLICAS"),
     )
 
     @classmethod

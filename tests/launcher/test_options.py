@@ -53,6 +53,20 @@ def test_a_number_a_range_and_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse_replicas("auto").initial == 2
 
 
+def test_virtual_replicas_bound_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "num_gpus", lambda: 0)
+    monkeypatch.setattr(environment, "num_cores", lambda: 8)
+    assert parse_replicas("auto", num_shares=4).initial == 4
+    assert parse_replicas("2:9", num_shares=4) == Replicas(4, 2, 9)
+    settings, given = read_settings({}, virtual_replicas="4")
+    assert settings.virtual_replicas == 4
+    assert given == {"ELASTICRUN_VIRTUAL_REPLICAS": "4"}
+    with pytest.raises(OptionError, match="--virtual-replicas is '0'; give a number"):
+        read_settings({}, virtual_replicas="0")
+    with pytest.raises(OptionError, match="5 replicas: the job has 4 virtual replicas"):
+        parse_replicas("5", num_shares=4)
+
+
 @pytest.mark.parametrize("text", ["0", "-1", "2:1", "many", "1:2:3", "0:4"])
 def test_nonsense_is_refused(text: str) -> None:
     with pytest.raises(OptionError, match=re.escape(text)):

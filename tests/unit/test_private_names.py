@@ -56,6 +56,9 @@ NAMES = {
     ),
     # Torch's: modules, and what compiles and averages them.
     "torch._dynamo": "Each replica imports it, which takes over a second.",
+    "torch.distributed.utils._verify_param_shape_across_processes": (
+        "With virtual replicas, replicas with different models are not told apart."
+    ),
     "torch.distributed.Reducer._reset_state": (
         "DDP reduces the first partial gradients, and forgets what was used."
     ),

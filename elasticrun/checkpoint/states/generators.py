@@ -7,7 +7,8 @@ import io
 import random
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -30,6 +31,13 @@ _SIZES = struct.Struct("<II")  # Of the CPU's state of torch, and of each GPU's.
 _GPU = struct.Struct("<i")  # Its number; -1 for this replica's own.
 
 
+# 2**64 over the golden ratio, an odd number: the middle bits of a product with it
+# depend on all lower bits (multiplicative hashing: Knuth, "Sorting and Searching").
+_GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+_MASK_32 = (1 << 32) - 1
+_MASK_63 = (1 << 63) - 1
+
+
 class Generators(GatheredState):
     """Python's, NumPy's and torch's global generators: the CPU's and those of GPUs.
 
@@ -39,13 +47,18 @@ class Generators(GatheredState):
     `load` only remembers them: replayed code may still draw. `restore` puts them back
     when the program moves on from the position that was saved with them.
 
+    Args:
+        are_alike: Whether those of all ranks are the same at boundaries.
+
     Attributes:
+        are_alike: As given.
         seen: What the last look has returned.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, are_alike: bool = False) -> None:
         super().__init__("random")
         self._device = device
+        self.are_alike = are_alike
         self._loaded: dict[str, Any] | None = None
         self._seed: int | None = None
         self._begun: dict[str, int] = {}  # How the program has seeded them.
@@ -125,6 +138,9 @@ class Generators(GatheredState):
         And those generators that are the same on all ranks that it has. A program may
         need that, as for noise on parameters. One rank alone tells only how they began.
         """
+        if self.are_alike:
+            self.load(io.BytesIO(parts[0]))
+            return
         self._seed = derive_seed(zlib.crc32(parts[0]), rank)
         first, *others = (load_values(io.BytesIO(part)) for part in parts)
         self._alike = {
@@ -246,6 +262,34 @@ def _gpus(device: torch.device) -> dict[int, torch.Tensor]:
 def _with_gpus(values: dict[str, Any], gpus: dict[int, torch.Tensor]) -> dict[str, Any]:
     own = {"cuda": gpus.pop(-1)} if -1 in gpus else {}
     return values | own | ({"other_gpus": gpus} if gpus else {})
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the three generators so that they differ from each other.
+
+    All three are Mersenne twisters: NumPy's and torch's would draw the same numbers
+    from the same 32 bits, and NumPy's and Python's from the same array of words.
+    """
+    random.seed(seed)
+    np.random.seed((seed + 1) * _GOLDEN_GAMMA >> 32 & _MASK_32)
+    # Of which torch takes the lower 32 bits; but a data set that hands out its
+    # `initial_seed()` needs one that fits into a tensor. `torch.manual_seed` would also
+    # seed every accelerator, at a hundred times the cost.
+    torch.default_generator.manual_seed(seed & _MASK_63)
+
+
+@contextmanager
+def program_generators_kept() -> Iterator[None]:
+    """Give the generators back as they were, also after an exception."""
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+    torch_state = torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(torch_state)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
 
 
 def seed_all(seed: int) -> None:

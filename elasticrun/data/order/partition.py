@@ -29,12 +29,14 @@ class Shares:
     Attributes:
         max_local_batch_size: Samples that fit into one forward pass; None for any.
         is_padded: Whether a replica without samples gets padding (`even_batches`).
+        num_virtual: Virtual replicas, which each have a share; None for one a replica.
     """
 
     rank: int
     world_size: int
     max_local_batch_size: int | None
     is_padded: bool
+    num_virtual: int | None = None
 
     def num_micro(self, largest_share: int) -> int:
         """Return how many micro-batches a global batch has, at least 1.
@@ -49,6 +51,11 @@ class Shares:
     def even_share(self, size: int) -> range:
         """Return this replica's run in a global batch of `size`, from its start."""
         return partition(range(size), self.rank, num_parts=self.world_size)
+
+    @property
+    def num_shares(self) -> int:
+        """In how many shares a global batch is cut."""
+        return self.num_virtual or self.world_size
 
     def cut(self, share: Sequence[int], num_micro: int) -> list[Sequence[int]]:
         """Cut this replica's share into its micro-batches.

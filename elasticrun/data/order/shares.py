@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from elasticrun.adaptive.noise import is_measured, num_alike
 from elasticrun.data.order.batches import Batches
 from elasticrun.data.order.lanes import DealtLanes, Slots
-from elasticrun.data.order.partition import Shares
+from elasticrun.data.order.partition import Shares, partition
 from elasticrun.job.loop import Part
 
 _PADDING = range(1)  # The batch's first sample stands in for a missing one.
@@ -91,6 +91,39 @@ def shares_of(
     ]
 
 
+def virtual_shares(
+    shares: Shares, size: int, advance: int, num_micro: int
+) -> list[Share]:
+    """Return those of the virtual replicas that this process trains, one by one.
+
+    Each is cut as it is at any other number of processes. Those without samples are
+    left out. A process that has no others trains the first one's samples, as padding: a
+    layer like BatchNorm may need more than one.
+    """
+    num_shares = shares.num_shares
+
+    def pieces(share: int) -> list[range]:
+        run = partition(range(size), share, num_parts=num_shares)
+        cut = [partition(run, m, num_parts=num_micro) for m in range(num_micro)]
+        return [piece for piece in cut if piece]
+
+    owned = partition(range(num_shares), shares.rank, num_parts=shares.world_size)
+    runs = [(share, piece) for share in owned for piece in pieces(share)]
+    found = shares_of([run for _, run in runs], size, advance, num_shares)
+    if runs:
+        numbers = [share for share, _ in runs]
+    elif not shares.is_padded:
+        return found  # Of which it reads nothing.
+    else:
+        padding = (pieces(0) or [_PADDING])[0]
+        found = shares_of([range(0)], size, advance, num_shares, padding=padding)
+        numbers = [0 if shares.rank == 0 else -1]  # Then the whole batch is empty.
+    return [
+        share._replace(part=share.part._replace(share=number))
+        for share, number in zip(found, numbers, strict=True)
+    ]
+
+
 @dataclass(frozen=True)
 class CutsForNoise:
     """Cuts the batches of which the noise of gradients is measured, at least in two."""
@@ -125,12 +158,14 @@ class EvenShares:
         size = self.batches.size(number)
         advance = self.batches.start(number + 1) - self.batches.start(number)
         num_micro = (self.cuts or self).num_micro(number)
+        if self.shares.num_virtual is not None:
+            return virtual_shares(self.shares, size, advance, num_micro)
         runs = self.shares.cut(self.shares.even_share(size), num_micro)
         return shares_of(runs, size, advance, self.shares.world_size)
 
     def num_micro(self, number: int) -> int:
         size = self.batches.size(number)
-        return self.shares.num_micro(-(-size // self.shares.world_size))
+        return self.shares.num_micro(-(-size // self.shares.num_shares))
 
     def num_alike(self, number: int) -> int:
         count = self.batches.num_alike(number)

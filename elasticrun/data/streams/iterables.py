@@ -13,9 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from elasticrun.checkpoint.states.generators import (
+    program_generators_kept,
+    seed_generators,
+)
 from elasticrun.data.streams.index import STRIDE, Scan
 from elasticrun.data.streams.streams import Streams, text_of
-from elasticrun.data.workers.reading import program_generators_kept, seed_generators
 from elasticrun.errors import ElasticRunError
 
 _READ_AT_ONCE = 256

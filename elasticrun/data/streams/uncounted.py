@@ -10,6 +10,10 @@ import numpy as np
 from torch.utils.data import IterableDataset
 
 from elasticrun.checkpoint.seeding import derive_seed
+from elasticrun.checkpoint.states.generators import (
+    program_generators_kept,
+    seed_generators,
+)
 from elasticrun.data.order.batches import MAX_INDEX
 from elasticrun.data.order.lanes import Slots
 from elasticrun.data.order.permutation import Permutation
@@ -17,11 +21,7 @@ from elasticrun.data.streams.iterables import streams_of
 from elasticrun.data.streams.learned import LearnedLanes
 from elasticrun.data.streams.stream_reader import StreamReader
 from elasticrun.data.streams.streams import InLanes, Streams, transform_error
-from elasticrun.data.workers.reading import (
-    DRY,
-    program_generators_kept,
-    seed_generators,
-)
+from elasticrun.data.workers.reading import DRY
 
 _BLOCK = 16  # Samples that are read at once, where they are not mixed.
 

@@ -28,6 +28,7 @@ from elasticrun.data.order.plan import Cut, as_lists
 from elasticrun.data.workers.forking import sure_to_begin
 from elasticrun.data.workers.reading import (
     DRY,
+    CollatingReader,
     InMemory,
     Reader,
     batch_reading,
@@ -92,6 +93,7 @@ def reader_of(
     is_ahead: bool,
     has_lanes: bool,
     is_shuffled: bool,
+    has_virtual: bool,
 ) -> BatchReader:
     """Return what reads the next loop over a loader, as its arguments say.
 
@@ -101,6 +103,8 @@ def reader_of(
             on the program's generators would be in the checkpoint of the batch before.
         has_lanes: Whether the data set is read in streams.
         is_shuffled: Whether their samples come in another order than they are in.
+        has_virtual: Whether virtual replicas share out batches: then what reading and
+            collating draws is the same here and in workers.
     """
     dataset: Any = loader.dataset
     reader = Reader(dataset)
@@ -110,7 +114,12 @@ def reader_of(
     has_slots = has_lanes and isinstance(dataset.lanes, Slots)
     if has_slots or (has_lanes and loader.num_workers):
         return _ByLanes(loader, reader, has_slots=has_slots)
-    source = _source(loader, reader, is_seeded=each_sample or is_ahead)
+    is_seeded = each_sample or is_ahead or has_virtual
+    source = _source(loader, reader, is_seeded=is_seeded)
+    if has_virtual and source.is_seeded and loader.num_workers == 0:
+        source = source._replace(
+            dataset=CollatingReader(reader, source.collate), collate=_unchanged
+        )
     if loader.num_workers or loader.pin_memory:
         return _ByTorch(loader, source, pin_memory=loader.pin_memory)
     return _Here(source)

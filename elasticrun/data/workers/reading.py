@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import enum
 import inspect
-import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -21,13 +19,11 @@ from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate, get_worker_info
 
+from elasticrun.checkpoint.states.generators import (
+    program_generators_kept,
+    seed_generators,
+)
 from elasticrun.data.order.plan import Cut
-
-# 2**64 over the golden ratio, an odd number: the middle bits of a product with it
-# depend on all lower bits (multiplicative hashing: Knuth, "Sorting and Searching").
-_GOLDEN_GAMMA = 0x9E3779B97F4A7C15
-_MASK_32 = (1 << 32) - 1
-_MASK_63 = (1 << 63) - 1
 
 _TENSOR = (torch.Tensor, "torch.Tensor", "Tensor")
 
@@ -72,13 +68,13 @@ class Reader(Dataset[Any]):
 
     def __getitems__(self, request: ReadRequest) -> Sequence[Any]:
         """Return the samples of the request, in its order."""
-        indices, seed = request
         if get_worker_info() is not None or not self._draws:
-            return self._read_seeded(indices, seed)
+            return self.read_seeded(*request)
         with program_generators_kept():
-            return self._read_seeded(indices, seed)
+            return self.read_seeded(*request)
 
-    def _read_seeded(self, indices: list[int], seed: int | list[int]) -> Sequence[Any]:
+    def read_seeded(self, indices: list[int], seed: int | list[int]) -> Sequence[Any]:
+        """Return samples; the generators are left as the last one left them."""
         if not self._draws:
             return batch_reading(self.dataset)(indices)
         if isinstance(seed, list):
@@ -100,6 +96,18 @@ class Reader(Dataset[Any]):
                 one = torch.tensor([index]) if self._takes_tensor else [index]
                 samples.extend(self.dataset.__getitems__(one))
         return samples
+
+
+class CollatingReader(Dataset[Any]):
+    """Reads in the main process, and collates, with what a worker would draw for it."""
+
+    def __init__(self, reader: Reader, collate: Callable[[Any], Any]) -> None:
+        self._reader = reader
+        self._collate = collate
+
+    def __getitems__(self, request: ReadRequest) -> Any:
+        with program_generators_kept():
+            return self._collate(self._reader.read_seeded(*request))
 
 
 def batch_reading(dataset: Any) -> Callable[[Any], Sequence[Any]]:
@@ -133,34 +141,6 @@ def _has_item_access(dataset: Any) -> bool:
     """Return whether `dataset[index]` works; torch's base class has a stub for it."""
     method = getattr(type(dataset), "__getitem__", None)
     return method is not None and method is not Dataset.__getitem__
-
-
-def seed_generators(seed: int) -> None:
-    """Seed the three generators so that they differ from each other.
-
-    All three are Mersenne twisters: NumPy's and torch's would draw the same numbers
-    from the same 32 bits, and NumPy's and Python's from the same array of words.
-    """
-    random.seed(seed)
-    np.random.seed((seed + 1) * _GOLDEN_GAMMA >> 32 & _MASK_32)
-    # Of which torch takes the lower 32 bits; but a data set that hands out its
-    # `initial_seed()` needs one that fits into a tensor. `torch.manual_seed` would also
-    # seed every accelerator, at a hundred times the cost.
-    torch.default_generator.manual_seed(seed & _MASK_63)
-
-
-@contextmanager
-def program_generators_kept() -> Iterator[None]:
-    """Give the generators back as they were, also after an exception."""
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()
-    torch_state = torch.default_generator.get_state()
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(torch_state)
-        np.random.set_state(numpy_state)
-        random.setstate(python_state)
 
 
 def send_small_tensors_by_value() -> None:

@@ -154,6 +154,7 @@ class Reporter:
             "num_samples": None if loader is None else loader.num_samples,
             "batch": None if loader is None else loader.batch_index,
             "batch_size": self._largest_batch,
+            "virtual_replicas": job.settings.virtual_replicas,
             "num_batches": None if loader is None else loader.running_loop.num_batches,
             "in_epoch": position.in_epoch,
             "num_epochs": job.progress.num_epochs,

@@ -220,6 +220,12 @@ class Generation:
         return max(int(m.report.get("batch_size", 0)) for m in self.members)
 
     @property
+    def num_shares(self) -> int | None:
+        """Virtual replicas; None if there are none, or none has said so yet."""
+        told = (m.report.get("virtual_replicas") for m in self.members)
+        return next((number for number in told if number is not None), None)
+
+    @property
     def has_begun(self) -> bool:
         """Whether any program on this node has come to make its job."""
         return any(member.report for member in self.members)

@@ -84,11 +84,15 @@ def make_orders(options: Options, round_: Round) -> list[Message]:
     return orders
 
 
-def _num_threads(round_: Round, inherited: Mapping[str, str]) -> int:
-    """Return what the user has set, or a replica's share of this machine's cores."""
+def _num_threads(options: Options, round_: Round, inherited: Mapping[str, str]) -> int:
+    """Return what the user has set, or a replica's share of this machine's cores.
+
+    With virtual replicas, the share of one of these: sums depend on it.
+    """
     given = inherited.get("OMP_NUM_THREADS", "")
     number = int(given) if given.isdecimal() else 0
-    return number or max(1, environment.num_cores() // round_.share)
+    most = options.settings.virtual_replicas or round_.share
+    return number or max(1, environment.num_cores() // most)
 
 
 def _variables(
@@ -98,7 +102,7 @@ def _variables(
     variables = {
         **environment.mark(),
         **environment.hash_seed(),
-        "OMP_NUM_THREADS": str(_num_threads(round_, inherited)),
+        "OMP_NUM_THREADS": str(_num_threads(options, round_, inherited)),
         "ELASTICRUN_CHECKPOINT_DIR": str(options.checkpoint_dir),
         **options.variables,
         # As the launcher understands them: it also sees a replica that hears nothing,

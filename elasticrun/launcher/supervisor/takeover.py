@@ -14,6 +14,7 @@ from elasticrun.launcher.options import (
     Options,
     check_batch,
     check_processors,
+    check_shares,
 )
 from elasticrun.launcher.supervisor.generation import Generation
 from elasticrun.launcher.supervisor.orders import orders_ahead
@@ -130,6 +131,10 @@ class Takeover:
         num_running = generation.size if generation is not None else 0
         if self.is_preparing and size == num_running:
             return self._stay()
+        # What the program itself gives, only its replicas know.
+        told = None if generation is None else generation.num_shares
+        num_shares = told or self._options.settings.virtual_replicas
+        check_shares(size, elsewhere, num_shares)
         if size > self.size and not is_forced:
             self._check_use(size, generation, elsewhere)
         before, self.size = self.size, size

@@ -1,0 +1,216 @@
+"""What takes DDP's place where virtual replicas share out global batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+from torch.distributed.utils import _verify_param_shape_across_processes
+
+from elasticrun.errors import ElasticRunError
+from elasticrun.job.current import loader_if_any
+from elasticrun.job.job import Job
+from elasticrun.job.loop import Loop, LoopedLoader, LoopOfSteps
+from elasticrun.job.virtual import VirtualReplicas
+from elasticrun.parallel.collectives import collective_in_backward
+from elasticrun.parallel.reduction import broadcast, check_even
+from elasticrun.parallel.tree import TreeReduction, TreeSum
+
+# Of DDP, which say only how it does what is not done here.
+_OPTIONS = (
+    *("device_ids", "output_device", "bucket_cap_mb", "gradient_as_bucket_view"),
+    "find_unused_parameters",
+)
+
+
+class VirtualReduction:
+    """Reduces a module's gradients, and keeps its buffers, by shares.
+
+    Args:
+        module: With parameters to train.
+        options: For a DDP, which there is none of.
+
+    Attributes:
+        tree: Adds up the gradients.
+        replicas: The job's virtual ones.
+
+    Raises:
+        ElasticRunError: The module or an option would make the result depend on the
+            number of processes.
+    """
+
+    def __init__(self, module: nn.Module, options: Mapping[str, Any], job: Job) -> None:
+        assert job.virtual is not None
+        _check_module(module, options)
+        self._module = module
+        self._job = job
+        self._is_alone = job.world_size == 1
+        self._checked_loop: Loop | None = None
+        self.replicas: VirtualReplicas = job.virtual
+        parameters: list[Tensor] = list(module.parameters())
+        self.tree = TreeReduction(
+            parameters,
+            num_shares=job.virtual.number,
+            rank=job.rank,
+            size=job.world_size,
+        )
+        self._buffers = _ShareBuffers(
+            module, is_first=job.rank == 0, send=self._broadcast
+        )
+        job.virtual.at_end_of_batch(self._buffers.end_batch)
+        if not self._is_alone:
+            group: Any = dist.group.WORLD
+            _verify_param_shape_across_processes(group, parameters)
+            self._broadcast([*parameters, *module.buffers()])
+
+    def _broadcast(self, tensors: list[Tensor]) -> None:
+        if not self._is_alone:
+            broadcast(tensors)
+
+    def begin_forward(self) -> None:
+        """Prepare a forward pass in training mode, with gradients or without."""
+        if is_compiling():
+            raise ElasticRunError(
+                "torch.compile was given an AdaptiveDataParallel in a job with "
+                "virtual_replicas, whose shares it would not see. Compile the module "
+                "inside of it: AdaptiveDataParallel(torch.compile(net), optimizer)."
+            )
+        loader = loader_if_any()
+        if loader is None or isinstance(loader, LoopOfSteps):
+            return  # A gradient there is refused.
+        check_even(loader)
+        self._buffers.begin_forward(loader.running_loop)
+        if loader.is_step and torch.is_grad_enabled() and not self._is_alone:
+            self._job.num_forward_passes += 1
+            self._job.in_step.num_passes += 1
+
+    def begin_backward(self, loader: LoopedLoader | None) -> None:
+        """Refuse gradients that are no share's, or come from others' outputs."""
+        name = type(self._module).__name__
+        if loader is None or isinstance(loader, LoopOfSteps):
+            where = "outside of any loop" if loader is None else "in a loop of steps"
+            raise ElasticRunError(
+                f"gradients came to {name} {where}, in a job with virtual_replicas. "
+                "They would be each process's own, and not those of a share of a "
+                "global batch, so the end would depend on the number of processes. "
+                "Train in a loop over an AdaptiveDataLoader, or leave virtual_replicas "
+                "out."
+            )
+        if loader.running_loop is self._checked_loop or self._is_alone:
+            return
+        self._checked_loop = loader.running_loop
+        if (node := collective_in_backward()) is not None:
+            raise ElasticRunError(
+                f"the backward pass goes through {node}, which communicates, in a job "
+                "with virtual_replicas. The loss of one share then uses values of "
+                "whatever shares other processes train, so it depends on their number. "
+                "Take the loss over the share alone, or leave virtual_replicas out."
+            )
+
+    def means(self, sums: Mapping[Tensor, TreeSum]) -> dict[Tensor, Tensor]:
+        """Return the mean gradients over the shares of all processes. Collective."""
+        if not self._is_alone:
+            self._job.in_step.num_reductions += 1
+        self._buffers.send()
+        means = self.tree.means(sums)
+        if not self._is_alone and self._job.rescue is not None:
+            self._job.rescue.note_reduction()
+        return means
+
+
+class _ShareBuffers:
+    """Gives each share the buffers of before its global batch, and keeps the first's.
+
+    As DDP keeps those of rank 0. They are sent with the gradients, so that a process
+    needs no other one behind these; and at the batch's end once more if there was
+    another forward pass. Until then each share goes on with its own.
+
+    Args:
+        is_first: Whether this process has the first share.
+        send: Gives all processes what the first one has of some tensors.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        is_first: bool,
+        send: Callable[[list[Tensor]], None],
+    ) -> None:
+        self._module = module
+        self._is_first = is_first
+        self._send = send
+        self._batch: tuple[Loop, int] | None = None
+        self._share = 0
+        self._before: list[Tensor] = []
+        self._kept: list[Tensor] = []  # Of the first share.
+        self._is_sent = False
+
+    def begin_forward(self, loop: Loop) -> None:
+        """Prepare a forward pass that may change them."""
+        batch, share = (loop, loop.current.number), loop.current.part.share
+        if batch != self._batch:
+            self._batch, self._share = batch, share
+            self._before = self._kept = self._copied()
+        elif share != self._share:
+            self._leave_first()
+            self._share = share
+            self._set(self._before)
+        self._is_sent = False
+
+    def send(self) -> None:
+        """Tell all processes what the first share has. Collective."""
+        if self._batch is not None and not self._is_sent:
+            self._leave_first()
+            if not self._is_first:
+                self._kept = self._copied()  # Memory to receive them in.
+            self._send(self._kept)
+            self._is_sent = True
+
+    def end_batch(self) -> None:
+        """Set the first share's. Collective, if there was a forward pass since."""
+        if self._batch is not None:
+            self.send()
+            self._set(self._kept)
+            self._batch = None
+
+    def _leave_first(self) -> None:
+        if self._is_first and self._share == 0:
+            self._kept = self._copied()
+
+    def _copied(self) -> list[Tensor]:
+        return [each.detach().clone() for each in self._module.buffers()]
+
+    def _set(self, values: list[Tensor]) -> None:
+        for buffer, value in zip(self._module.buffers(), values, strict=True):
+            # Unknown to autograd, as in DDP: BatchNorm's backward pass would complain
+            # of averages that it does not read.
+            buffer.data.copy_(value)
+
+
+def _check_module(module: nn.Module, options: Mapping[str, Any]) -> None:
+    """Refuse what a share has together with others, and unknown options."""
+    name = type(module).__name__
+    if any(isinstance(each, nn.SyncBatchNorm) for each in module.modules()):
+        raise ElasticRunError(
+            f"{name} has a SyncBatchNorm, which normalizes by the samples of all "
+            "processes, in a job with virtual_replicas, of which each share is to be "
+            "trained alone. Use BatchNorm or GroupNorm."
+        )
+    if any(each.is_complex() for each in module.parameters()):
+        raise ElasticRunError(
+            f"{name} has complex parameters, whose gradients are not added up in a job "
+            "with virtual_replicas. Keep their real and imaginary parts as parameters "
+            "(torch.view_as_real)."
+        )
+    unknown = [each for each in options if each not in _OPTIONS]
+    if unknown:
+        raise ElasticRunError(
+            f"AdaptiveDataParallel({unknown[0]}=...) is for DDP, which is not used in "
+            "a job with virtual_replicas: gradients are added in an order of its own, "
+            "and buffers are those of the first share. Leave it out."
+        )

@@ -1,0 +1,301 @@
+"""Virtual replicas in one process: what a plain loop over the shares comes to."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+from elasticrun import (
+    AdaptiveDataLoader,
+    AdaptiveDataParallel,
+    CheckpointError,
+    CombinedLoader,
+    ElasticRunError,
+    JobStopped,
+    LoopOrderError,
+    rank,
+    register,
+    remaining_epochs_until,
+    remaining_steps_until,
+    request_stop,
+)
+from elasticrun.checkpoint.seeding import derive_seed
+from elasticrun.checkpoint.states.generators import seed_generators
+from elasticrun.data.order.partition import partition
+from elasticrun.data.order.plan import loop_key
+from elasticrun.testing import Job
+from tests.support import numbered_streams
+from tests.support.data import Numbers
+from tests.support.generations import generation, run_once
+
+NUM_SHARES, BATCH, NUM_SAMPLES = 4, 9, 25
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[Job]:
+    with generation(tmp_path, virtual_replicas=NUM_SHARES) as job:
+        yield job
+
+
+def network() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.4), nn.Linear(8, 3)
+    )
+
+
+def samples() -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(NUM_SAMPLES, 5, generator=generator)
+    return TensorDataset(x, torch.arange(NUM_SAMPLES) % 3)
+
+
+def drawn() -> tuple[float, ...]:
+    return float(torch.rand(())), random.random(), float(np.random.rand())
+
+
+def plain() -> tuple[dict[str, Tensor], list[Any]]:
+    """Train each share by itself, with nothing of elasticrun's around it."""
+    net, (x, y), draws = network(), samples().tensors, []
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+    for batch, begin in enumerate(range(0, NUM_SAMPLES - BATCH + 1, BATCH)):
+        before = [each.clone() for each in net.buffers()]
+        kept: list[Tensor] = []
+        gradients = []
+        for share in range(NUM_SHARES):
+            seed_generators(derive_seed(loop_key(0, 0, 0), 3, batch, share))
+            own = partition(range(begin, begin + BATCH), share, num_parts=NUM_SHARES)
+            for buffer, value in zip(net.buffers(), before, strict=True):
+                buffer.copy_(value)
+            optimizer.zero_grad()
+            cross_entropy(net(x[list(own)]), y[list(own)]).backward()
+            draws.append(drawn())
+            kept = kept or [each.clone() for each in net.buffers()]
+            weight = len(own) * NUM_SHARES / BATCH
+            gradients.append([p.grad * torch.tensor(weight) for p in net.parameters()])  # type: ignore[operator]
+        for buffer, value in zip(net.buffers(), kept, strict=True):
+            buffer.copy_(value)
+        for p, a, b, c, d in zip(net.parameters(), *gradients, strict=True):
+            p.grad = ((a + b) + (c + d)) / NUM_SHARES
+        nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        optimizer.step()
+    seed_generators(derive_seed(loop_key(0, 0, 0), 3, batch, NUM_SHARES))
+    return net.state_dict(), [*draws, drawn()]
+
+
+@pytest.mark.parametrize("is_one", [True, False])
+def test_one_process_trains_as_a_plain_loop_over_the_shares(
+    shared: Job, is_one: bool
+) -> None:
+    expected, expected_draws = plain()
+    net, draws = network(), []
+    half = len([*net[0].parameters()])
+    parts = [[*net.parameters()][:half], [*net.parameters()][half:]]
+    optimizers = [
+        torch.optim.AdamW(part, 1e-2)
+        for part in ([[*net.parameters()]] if is_one else parts)
+    ]
+    model = AdaptiveDataParallel(net, optimizers)
+    for x, y in AdaptiveDataLoader(samples(), BATCH, drop_last=True):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        draws.append(drawn())
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert [*draws, drawn()] == expected_draws
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+
+
+def test_shares_without_samples_are_left_out(shared: Job) -> None:
+    loader = AdaptiveDataLoader(Numbers(11), 9, max_local_batch_size=2)
+    found = [(batch.tolist(), loader.running_loop.current.part) for batch in loader]
+    assert [batch for batch, _ in found] == [
+        *([0, 1], [2], [3], [4], [5], [6], [7], [8]), *([9], [10])
+    ]  # fmt: skip
+    assert [part.share for _, part in found] == [0, 0, 1, 1, 2, 2, 3, 3, 0, 1]
+    assert [part.is_step for _, part in found].count(True) == 2
+    assert sum(part.weight for _, part in found[:8]) == pytest.approx(NUM_SHARES)
+
+
+# What is in a checkpoint.
+
+
+def train_a_batch() -> None:
+    loader = AdaptiveDataLoader(Numbers(8), 4)
+    for _ in remaining_epochs_until(1):
+        for _ in loader:
+            request_stop()
+
+
+@pytest.mark.parametrize(("before", "now"), [(4, 2), (4, None), (None, 4)])
+def test_a_checkpoint_with_another_number_is_refused(
+    tmp_path: Path, before: int | None, now: int | None
+) -> None:
+    run_once(train_a_batch, tmp_path, virtual_replicas=before)
+    text = f"virtual_replicas={before}, but now it is {now}"
+    with pytest.raises(CheckpointError, match=text):
+        run_once(train_a_batch, tmp_path, virtual_replicas=now)
+
+
+def test_kernels_have_the_threads_of_the_first_generation(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = torch.get_num_threads()
+    caplog.set_level(logging.INFO, "elasticrun")
+    try:
+        torch.set_num_threads(1)
+        run_once(train_a_batch, tmp_path, virtual_replicas=4)
+        torch.set_num_threads(2)
+        with generation(tmp_path, virtual_replicas=4):
+            assert torch.get_num_threads() == 1
+            assert "OMP_NUM_THREADS=1" in caplog.text
+            torch.set_num_threads(2)
+            with pytest.raises(JobStopped):
+                train_a_batch()
+        assert "kernels compute with 2 threads, but with 1" in caplog.text
+    finally:
+        torch.set_num_threads(given)
+
+
+# What is refused.
+
+
+def a_stream() -> None:
+    AdaptiveDataLoader(numbered_streams.Numbers(4), 2)
+
+
+def a_combined_loader() -> None:
+    CombinedLoader([AdaptiveDataLoader(Numbers(4), 2, name="a")])
+
+
+def a_break_in_an_earlier_share() -> None:
+    for _ in AdaptiveDataLoader(Numbers(8), 4):
+        break
+    rank()
+
+
+def a_nested_loop() -> None:
+    inner = AdaptiveDataLoader(Numbers(8), 4)
+    for _ in AdaptiveDataLoader(Numbers(8), 4):
+        for _ in inner:
+            pass
+
+
+def an_optimizer_of_a_bare_module() -> None:
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    register(net=net, optimizer=optimizer)
+    optimizer.step()
+
+
+def model_of(net: nn.Module, **options: Any) -> tuple[Any, Any]:
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    return AdaptiveDataParallel(net, optimizer, **options), optimizer
+
+
+def a_synchronized_norm() -> None:
+    model_of(nn.Sequential(nn.Linear(1, 1), nn.SyncBatchNorm(1)))
+
+
+def measured_noise() -> None:
+    model_of(network(), measure_noise=True)
+
+
+def autoscale() -> None:
+    AdaptiveDataLoader(Numbers(8), 4).autoscale(8)
+
+
+def an_option_of_ddp() -> None:
+    model_of(network(), broadcast_buffers=False)
+
+
+def a_hook_of_ddp() -> None:
+    model_of(network())[0].register_comm_hook(None, lambda *_: None)
+
+
+def gradients_outside_of_loops() -> None:
+    model_of(network())[0](torch.randn(4, 5)).sum().backward()
+
+
+def gradients_in_a_loop_of_steps() -> None:
+    model, _ = model_of(network())
+    for _ in remaining_steps_until(2):
+        model(torch.randn(4, 5)).sum().backward()
+
+
+def in_a_loop(step: Callable[[Any, Any, Tensor, Tensor], Any]) -> None:
+    model, optimizer = model_of(network())
+    for x, y in AdaptiveDataLoader(samples(), BATCH, drop_last=True):
+        step(model, optimizer, x, y)
+
+
+def a_count() -> None:
+    in_a_loop(lambda model, _, x, y: model.weigh(model(x).mean(), count=len(y)))
+
+
+def a_forward_pass_after_the_step() -> None:
+    def step(model: Any, optimizer: Any, x: Tensor, y: Tensor) -> None:
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+        with torch.no_grad():
+            model(x)
+
+    in_a_loop(step)
+
+
+def gradients_clipped_between_two_passes() -> None:
+    def step(model: Any, optimizer: Any, x: Tensor, y: Tensor) -> None:
+        for _ in range(2):
+            cross_entropy(model(x), y).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        optimizer.step()
+
+    in_a_loop(step)
+
+
+def sparse_gradients() -> None:
+    model, _ = model_of(nn.Embedding(9, 2, sparse=True))
+    for batch in AdaptiveDataLoader(Numbers(8), 4):
+        model(batch).sum().backward()
+
+
+REFUSED = {
+    a_stream: (ElasticRunError, "a data set that is read in streams cannot be used"),
+    a_combined_loader: (ElasticRunError, "a CombinedLoader cannot be used"),
+    a_break_in_an_earlier_share: (LoopOrderError, "left by `break` in share 0"),
+    a_nested_loop: (LoopOrderError, "began in the body of another one"),
+    an_optimizer_of_a_bare_module: (ElasticRunError, "that no AdaptiveDataParallel"),
+    a_synchronized_norm: (ElasticRunError, "has a SyncBatchNorm"),
+    measured_noise: (ElasticRunError, "the noise of gradients is to be measured"),
+    autoscale: (ElasticRunError, "autoscale, which decides by measured times"),
+    an_option_of_ddp: (ElasticRunError, r"broadcast_buffers=\.\.\.\) is for DDP"),
+    a_hook_of_ddp: (ElasticRunError, "register_comm_hook is DDP's"),
+    gradients_outside_of_loops: (ElasticRunError, "outside of any loop"),
+    gradients_in_a_loop_of_steps: (ElasticRunError, "in a loop of steps"),
+    a_count: (ElasticRunError, r"weigh\(count=\.\.\.\) was called"),
+    a_forward_pass_after_the_step: (ElasticRunError, "after the optimizer's step"),
+    gradients_clipped_between_two_passes: (ElasticRunError, "gradients were changed"),
+    sparse_gradients: (ElasticRunError, "has sparse gradients"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED, ids=lambda what: what.__name__)
+def test_what_would_depend_on_the_number_of_processes_is_refused(
+    shared: Job, what: Callable[[], None]
+) -> None:
+    error, text = REFUSED[what]
+    with pytest.raises(error, match=text):
+        what()

@@ -1,0 +1,55 @@
+"""With virtual replicas a job ends with the same bits at any number of processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elasticrun.errors import STOPPED
+from elasticrun.testing import GenerationFailed, run_generation, start_generation
+from tests.support.same_bits import train_all
+
+pytestmark = pytest.mark.slow
+
+TIMEOUT = 300.0
+
+
+@pytest.fixture(scope="module")
+def calm() -> Any:
+    """Return what one process comes to, without workers or an interruption."""
+    (found,) = run_generation(train_all, 1, timeout=TIMEOUT)
+    return found
+
+
+@pytest.mark.parametrize(("size", "num_workers"), [(2, 1), (3, 2), (4, 0)])
+def test_any_number_of_processes_and_workers_ends_alike(
+    calm: Any, size: int, num_workers: int
+) -> None:
+    found = run_generation(train_all, size, None, num_workers, timeout=TIMEOUT)
+    assert found == [calm] * size
+
+
+def test_a_job_that_is_rescaled_and_killed_ends_alike(
+    calm: Any, tmp_path: Path
+) -> None:
+    directory = str(tmp_path)
+    stops = {1: (0, 1), 3: (1, 0), 2: (1, 3)}
+    for size, stop_at in stops.items():
+        with start_generation(_stopped, size, directory, stop_at, None) as started:
+            outcomes = started.wait(timeout=TIMEOUT)
+        assert [each.exit_code for each in outcomes] == [STOPPED] * size
+    with start_generation(_stopped, 4, directory, None, (2, 1)) as started:
+        outcomes = started.wait(timeout=TIMEOUT)
+    assert outcomes[-1].exit_code == -9
+    assert run_generation(train_all, 4, directory, timeout=TIMEOUT) == [calm] * 4
+
+
+def _stopped(directory: str, stop_at: Any, kill_at: Any) -> Any:
+    return train_all(directory, stop_at=stop_at, kill_at=kill_at)
+
+
+def test_more_processes_than_virtual_replicas_are_refused() -> None:
+    with pytest.raises(GenerationFailed, match="5 replicas, but virtual_replicas=4"):
+        run_generation(train_all, 5, timeout=TIMEOUT)
