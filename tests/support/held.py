@@ -61,7 +61,7 @@ def is_in_wait(thread: int) -> bool:
     """Return whether a thread waits for a flight to end."""
     frame = sys._current_frames().get(thread)
     while frame is not None:
-        if frame.f_code.co_name == "wait" and "flight.py" in frame.f_code.co_filename:
+        if frame.f_code.co_name == "wait" and "saver.py" in frame.f_code.co_filename:
             return True
         frame = frame.f_back
     return False
