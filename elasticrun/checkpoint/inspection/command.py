@@ -117,12 +117,12 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
 
 def _add_show(parser: argparse.ArgumentParser) -> None:
     _add_json(parser)
-    _add_checkpoint(parser, "which", "N")
+    _add_checkpoint(parser)
     parser.add_argument("state", nargs="?", metavar="STATE", help="only this one")
 
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
-    _add_checkpoint(parser, "which", "N")
+    _add_checkpoint(parser)
     add = parser.add_argument
     add(
         "target",
@@ -134,9 +134,9 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     add("--force", action="store_true", help="replace an existing file")
 
 
-def _add_checkpoint(parser: argparse.ArgumentParser, name: str, symbol: str) -> None:
+def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
     text = f"a number, {NEWEST!r}, or the path or URL of a checkpoint"
-    parser.add_argument(name, metavar=symbol, help=text)
+    parser.add_argument("which", metavar="N", help=text)
 
 
 def _list(arguments: argparse.Namespace) -> Iterator[str]:
