@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from elasticrun.lint.editing import Application, Edit
 from elasticrun.lint.finding import SEVERITIES, Finding, lowered
 from elasticrun.lint.graph import MAX_WORK, TooMuchError
 from elasticrun.lint.options import LintOptions
 from elasticrun.lint.program import Walked
 from elasticrun.lint.project import MAX_BYTES, Module, Project, python_files
 from elasticrun.lint.rules import conversion
+from elasticrun.lint.rules.conversion import Application, Edit
 from elasticrun.lint.rules.suppressions import ER001, is_suppressed, unused
 from elasticrun.lint.rules.table import CHECKS
 from elasticrun.lint.walk.walker import walk_through

@@ -51,7 +51,6 @@ class Event:
         taints: Those of a loss, or of what is put somewhere.
         turns: The plain loops around it, since the last epoch or dataset loop.
         catching: What the `try` and `suppress` around it catch.
-        is_keyed: Whether a draw is given a generator or seed of its own.
         is_seeded: Whether the generator behind a draw has a seed.
     """
 
@@ -69,7 +68,6 @@ class Event:
     loop: WalkedLoop | None = None
     turns: tuple[ast.AST, ...] = ()
     catching: tuple[str, ...] = ()
-    is_keyed: bool = False
     is_seeded: bool = False
     registered: bool = field(init=False)
 

@@ -6,9 +6,8 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from elasticrun.lint.editing import Edit
 from elasticrun.lint.finding import Finding, Rule, place_of
 from elasticrun.lint.naming import last_name, named
 from elasticrun.lint.project import Module
@@ -416,3 +415,40 @@ def _kept_as(script: Script, call: ast.Call, model: str) -> str:
         if isinstance(target, ast.Attribute)
     ]
     return kept[0] if len(kept) == 1 else model
+
+
+class Edit(NamedTuple):
+    """One change of a script.
+
+    Attributes:
+        why: What is wrong with the node as it is.
+        text: The code that the linter goes on with; empty if the author must find it.
+        place: Whether it stands instead of the node, or behind it.
+    """
+
+    node: ast.expr | ast.stmt
+    why: str
+    help: str
+    text: str = ""
+    place: Literal["instead", "behind"] = "instead"
+
+
+class Application(ast.NodeTransformer):
+    """Changes a tree by edits; what is new has the lines of what it replaces."""
+
+    def __init__(self, edits: Iterable[Edit]) -> None:
+        self._edits = [each for each in edits if each.text]
+
+    def visit(self, node: ast.AST) -> ast.AST | list[ast.AST]:
+        nodes = [self.generic_visit(node)]
+        for edit in (each for each in self._edits if each.node is node):
+            [new] = ast.parse(edit.text).body
+            for each in ast.walk(new):
+                ast.copy_location(each, node)
+            if edit.place == "behind":
+                nodes.append(new)
+            else:
+                nodes = [new.value if isinstance(new, ast.Expr) else new]
+                if isinstance(new, ast.For) and isinstance(node, ast.While):
+                    new.body = node.body
+        return nodes if len(nodes) > 1 else nodes[0]

@@ -42,7 +42,7 @@ def _unseeded(program: Walked) -> Iterator[Finding]:
     for event in program.events("drawn"):
         if event.how == "optimizer":  # first weights, which come back
             continue
-        if event.is_keyed or event.is_seeded or program.zone(event.step) != "P":
+        if event.is_seeded or program.zone(event.step) != "P":
             continue
         message = f"{event.name} without a seed gives other data after every restart"
         yield program.finding(ER501, event, message)

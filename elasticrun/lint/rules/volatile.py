@@ -253,15 +253,14 @@ def _generators(program: Walked) -> Iterator[Finding]:
         made = program.made(own)
         own_seeds = [Spot(each.at, each.step) for each in seeds if each.value is own]
         at = own_seeds[0] if own_seeds else made
-        is_seeded = bool(own.parts) or own.name == "torch.Generator"  # else ER501
         is_kept = own.registered or own.is_handed_on
         if is_kept or _STATES.search(made.step.module.text):
             continue
-        if program.zone(at.step) == "P" and is_seeded:
+        if program.zone(at.step) == "P":
             seen.append(own)
             message = (
                 f"this generator draws in zone {zone} (line {event.step.line}), and is "
-                "in no state: after a restart it repeats its first draws"
+                "in no state: a restart begins with a new one"
             )
             yield program.finding(ER301, at, message)
 

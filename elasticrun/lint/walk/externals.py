@@ -64,11 +64,10 @@ def draw(walk: Walk, it: Called) -> Value:
     by_name = {"generator", "random_state", "seed"} & it.keywords.keys()
     is_fixed = not any(it.keywords[key].taints & UNFIXED for key in by_name)
     is_keyed = own is not None or (bool(by_name) and is_fixed)
-    has_seed = is_seeded(walk, it.name)
+    has_seed = is_keyed or is_seeded(walk, it.name)
     walk.note(
-        it.node, "drawn", own, name=it.name, is_keyed=is_keyed, is_seeded=has_seed,
-        how=walk.sink.kind,
-    )  # fmt: skip
+        it.node, "drawn", own, name=it.name, is_seeded=has_seed, how=walk.sink.kind
+    )
     is_same = is_keyed or (walk.epoch is None and has_seed)
     return unknown(taints=NO_TAINTS if is_same else frozenset(("random",)))
 
@@ -134,7 +133,7 @@ def next_(walk: Walk, it: Called) -> Value | None:
     if not it.args:
         return None
     source = it.args[0]
-    walk.note(it.node, "asked", source, given=it, turns=walk.turns)
+    walk.note(it.node, "asked", source, turns=walk.turns)
     is_batch = bool(elastic_loaders_in(source))
     return unknown(taints=it.taints | frozenset(("batch",) if is_batch else ()))
 
