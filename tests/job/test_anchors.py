@@ -301,6 +301,7 @@ def test_what_a_process_has_of_its_own_stays(tmp_path: Path) -> None:
 
     def script(device: str, path: str) -> None:
         placed, seen[:] = Placed(device, path), []
+        save_all_states()
         train = AdaptiveDataLoader(Numbers(3), batch_size=1)
         for _ in remaining_epochs_until(1):
             for _ in range(2):
