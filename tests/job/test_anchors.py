@@ -58,17 +58,18 @@ class Best:
 
 
 class Kept(State):
-    """Has attributes of all kinds that are copied, and one that is not."""
+    """Has attributes of all kinds that are copied, one that is not, and its rank."""
 
     def __init__(self) -> None:
         super().__init__("kept")
         self.phase, self.best, self.day = Phase.WARM, None, datetime.date(2024, 1, 1)
         self.window, self.counts = deque[int](maxlen=3), Counter[str]()
         self.sums, self.seen, self.folder = np.zeros(2), set[Any](), Path("runs")
-        self.helper = object()
+        self.helper, self.rank = object(), rank()
 
     def save(self, fileobj: BinaryIO) -> None:
-        pickle.dump({k: v for k, v in vars(self).items() if k != "helper"}, fileobj)
+        own = {"helper", "rank"}
+        pickle.dump({k: v for k, v in vars(self).items() if k not in own}, fileobj)
 
     def load(self, fileobj: BinaryIO) -> None:
         vars(self).update(pickle.load(fileobj))
