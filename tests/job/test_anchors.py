@@ -32,6 +32,7 @@ from elasticrun import (
     request_stop,
     save_all_states,
 )
+from elasticrun.checkpoint.states.generators import Generators
 from elasticrun.checkpoint.states.noted import Noted
 from elasticrun.job.anchors import Anchors
 from elasticrun.testing import Job, run_generation
@@ -344,6 +345,18 @@ def test_draws_between_many_loops_are_the_same_up_to_a_bound(
     assert found == end
     assert (draws == calm) == (num_loops <= 1000)
     assert sum("also draws anew" in each for each in caplog.messages) == (draws != calm)
+
+
+def test_a_record_has_room_for_the_draws_of_some_loops_alone() -> None:
+    generators, sizes = Generators(torch.device("cpu")), []
+    for number in range(60):
+        torch.rand(1)
+        generators.note((0, number, True))
+        saved = len(generators.capture()), len(generators.capture_for_record())
+        sizes.append(saved)
+    assert all(saved == recorded for saved, recorded in sizes[:20])
+    assert all(recorded < 1 << 18 for _, recorded in sizes)
+    assert sizes[-1][0] > 1 << 18
 
 
 def test_places_hold_what_has_changed_up_to_a_bound() -> None:
