@@ -30,6 +30,7 @@ class Anchors(BaseState):
             last save (None).
         num_saves: How many saves the program has asked for since the last place, or
             had when the checkpoint was written.
+        is_replaying: Whether the program has yet to come to where that was.
     """
 
     def __init__(self, states: Iterable[BaseState]) -> None:
@@ -37,6 +38,7 @@ class Anchors(BaseState):
         self._states = states
         self.noted = {zone: Noted() for zone in (True, False, None)}
         self.num_saves = 0
+        self.is_replaying = False
         self._has_said = False
 
     def add(self, place: Place) -> None:
@@ -94,8 +96,9 @@ class Anchors(BaseState):
         self.begin_save()[0](fileobj)
 
     def begin_save(self) -> tuple[Callable[[BinaryIO], object], bool]:
-        self.noted[None].clear()
-        self.noted[None].add(_SAVED, self._forms())
+        if not self.is_replaying:
+            self.noted[None].clear()
+            self.noted[None].add(_SAVED, self._forms())
         encoded = {key: each.encode() for key, each in self.noted.items()}
         return partial(save_values, {**encoded, "num_saves": self.num_saves}), True
 
@@ -105,4 +108,4 @@ class Anchors(BaseState):
         for zone, noted in self.noted.items():
             noted.decode(values.get(zone, ()), name=self.name)
         check_values(values.get("num_saves", 0), COUNT, name=f"{self.name}.num_saves")
-        self.num_saves = values.get("num_saves", 0)
+        self.num_saves, self.is_replaying = values.get("num_saves", 0), True

@@ -118,4 +118,4 @@ class ReplayedStates:
 
     def end(self) -> None:
         """Forget what was remembered: the program has moved on."""
-        self._before, self._seen = None, {}
+        self._before, self._seen, self.anchors.is_replaying = None, {}, False

@@ -32,6 +32,7 @@ from elasticrun import (
     request_stop,
     save_all_states,
 )
+from elasticrun.checkpoint.states.generators import Generators
 from elasticrun.checkpoint.states.noted import Noted
 from elasticrun.job.anchors import Anchors
 from elasticrun.testing import Job, run_generation
@@ -58,17 +59,18 @@ class Best:
 
 
 class Kept(State):
-    """Has attributes of all kinds that are copied, and one that is not."""
+    """Has attributes of all kinds that are copied, one that is not, and its rank."""
 
     def __init__(self) -> None:
         super().__init__("kept")
         self.phase, self.best, self.day = Phase.WARM, None, datetime.date(2024, 1, 1)
         self.window, self.counts = deque[int](maxlen=3), Counter[str]()
         self.sums, self.seen, self.folder = np.zeros(2), set[Any](), Path("runs")
-        self.helper = object()
+        self.helper, self.rank = object(), rank()
 
     def save(self, fileobj: BinaryIO) -> None:
-        pickle.dump({k: v for k, v in vars(self).items() if k != "helper"}, fileobj)
+        own = {"helper", "rank"}
+        pickle.dump({k: v for k, v in vars(self).items() if k not in own}, fileobj)
 
     def load(self, fileobj: BinaryIO) -> None:
         vars(self).update(pickle.load(fileobj))
@@ -301,6 +303,7 @@ def test_what_a_process_has_of_its_own_stays(tmp_path: Path) -> None:
 
     def script(device: str, path: str) -> None:
         placed, seen[:] = Placed(device, path), []
+        save_all_states()
         train = AdaptiveDataLoader(Numbers(3), batch_size=1)
         for _ in remaining_epochs_until(1):
             for _ in range(2):
@@ -342,6 +345,18 @@ def test_draws_between_many_loops_are_the_same_up_to_a_bound(
     assert found == end
     assert (draws == calm) == (num_loops <= 1000)
     assert sum("also draws anew" in each for each in caplog.messages) == (draws != calm)
+
+
+def test_a_record_has_room_for_the_draws_of_some_loops_alone() -> None:
+    generators, sizes = Generators(torch.device("cpu")), []
+    for number in range(60):
+        torch.rand(1)
+        generators.note((0, number, True))
+        saved = len(generators.capture()), len(generators.capture_for_record())
+        sizes.append(saved)
+    assert all(saved == recorded for saved, recorded in sizes[:20])
+    assert all(recorded < 1 << 18 for _, recorded in sizes)
+    assert sizes[-1][0] > 1 << 18
 
 
 def test_places_hold_what_has_changed_up_to_a_bound() -> None:

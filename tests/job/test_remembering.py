@@ -662,6 +662,12 @@ def test_a_tensor_of_any_kind_comes_back_from_its_form(tensor: torch.Tensor) -> 
         assert each.tolist() == value.tolist()
 
 
+def test_a_tensor_of_another_shape_comes_back_on_the_device_that_is_there() -> None:
+    there = torch.ones(2, device="meta")  # As on a GPU.
+    found = Remembered.of_form(form_of(torch.ones(3))).put_back(there)
+    assert (found.device.type, found.shape) == ("meta", (3,))
+
+
 @pytest.mark.parametrize(
     ("noted", "saved", "now", "shown"),
     [
