@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +62,21 @@ class Trace:
             **({"inside": inside} if inside else {}),
             **({} if member is None else {"member": member}),
         }
-        try:
+        with self._named():
             self._file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            error.filename = self._file.name  # A full disk names none.
-            raise
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with self._named():
+            self._file.close()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            error.filename = self._file.name  # A full disk names none.
+            raise
 
 
 def read_trace(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:

@@ -128,8 +128,8 @@ def _begin_on_rank_0(checkpoints: CheckpointStore, exchange: Exchange) -> Start:
     try:
         _decide_when_there_is_room(exchange, begin)
     except Exception:
-        assert exchange.asked is not None
-        exchange.wait_until_heard(exchange.asked, timeout=HEARING_SECONDS)
+        if exchange.asked is not None:
+            exchange.wait_until_heard(exchange.asked, timeout=HEARING_SECONDS)
         raise
     return start
 

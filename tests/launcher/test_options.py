@@ -42,6 +42,12 @@ def test_the_option_wins_and_what_cannot_be_is_refused() -> None:
     assert read_settings({"ELASTICRUN_KEEP": "all"})[0].keep == 3
 
 
+def test_options_have_no_abbreviations(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--repl", "1", "train.py"])
+    assert "unrecognized arguments: --repl" in capsys.readouterr().err
+
+
 def test_a_number_a_range_and_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "num_gpus", lambda: 0)
     monkeypatch.setattr(environment, "num_cores", lambda: 4)

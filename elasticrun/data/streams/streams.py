@@ -168,7 +168,10 @@ class Streams(InLanes):
                 "Give one for each."
             )
         if lengths is not None and min(lengths) < 0:
-            raise ValueError(f"a length is {min(lengths)}: give numbers from 0 up.")
+            name = self.names[list(lengths).index(min(lengths))]
+            raise ValueError(
+                f"the length of {name} is {min(lengths)}: give numbers from 0 up."
+            )
         self.transform = transform
         self.skip_broken = skip_broken
         self._num_lanes = check_size("lanes", lanes)

@@ -15,6 +15,7 @@ from tests.check.checking import check, run
 
 GUARDED = """
 import os, subprocess, sys
+import numpy
 import torch
 from elasticrun.check.replica.guard import OutsideOfScratchError, guard_files
 home, scratch = sys.argv[1:]
@@ -36,6 +37,8 @@ for act in (
     lambda: open("link", "w"),
     lambda: torch.save(1, home + "/kept"),
     lambda: torch.save(1, f="link"),
+    lambda: numpy.ones(1).tofile(home + "/kept"),
+    lambda: numpy.memmap("link", mode="r+"),
 ):
     try:
         act()
@@ -86,7 +89,7 @@ def test_what_is_the_users_is_guarded(folder: Path, in_c: str) -> None:
     code = [sys.executable, "-c", GUARDED + in_c, str(home), str(scratch)]
     process = subprocess.run(code, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
-    assert process.stdout.count("the program would change") == 8, process.stdout
+    assert process.stdout.count("the program would change") == 10, process.stdout
     assert "'link' leads there, through a link" in process.stdout
     assert f"--writable {home}" in process.stdout
     assert process.stdout.count("refused") == (3 if in_c else 0), process.stdout

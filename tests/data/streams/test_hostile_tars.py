@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from elasticrun import (
@@ -94,13 +95,24 @@ def test_a_pipe_is_no_data(job: Any, tmp_path: Path, kind: Any, name: str) -> No
         list(AdaptiveDataLoader(kind(str(tmp_path / name)), 1))
 
 
-def test_a_pipe_in_the_place_of_an_index_goes(job: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("put", ["a pipe", "a length of -5"])
+def test_what_is_no_index_is_made_anew(job: Any, tmp_path: Path, put: str) -> None:
     path = tmp_path / "a.txt"
     path.write_text("1\n2\n")
     lines = TextLines(str(path), index=tmp_path / "kept")
     assert len(AdaptiveDataLoader(lines, 1)) == 2
     (kept,) = (tmp_path / "kept").iterdir()
-    kept.unlink()
-    os.mkfifo(kept)
+    if put == "a pipe":
+        kept.unlink()
+        os.mkfifo(kept)
+    else:
+        with np.load(kept) as whole:
+            np.savez(kept, **{**whole, "length": -5})
     assert len(AdaptiveDataLoader(TextLines(str(path), index=kept.parent), 1)) == 2
-    assert kept.is_file()
+    with np.load(kept) as made:
+        assert made["length"] == 2
+
+
+def test_a_length_that_is_none_names_the_stream() -> None:
+    with pytest.raises(ValueError, match=r"the length of b\.txt is -5"):
+        TextLines(["a.txt", "b.txt"], lengths=[3, -5])

@@ -78,7 +78,12 @@ def test_a_launcher_that_does_not_answer_is_found_and_stopped_by_a_signal(
         job.wait_until_said("started")
         freeze(job.pid)
         folder = stage.root if by == "here" else elsewhere
-        named = {"here": [], "name": ["digits"], "directory": [stage.checkpoints]}[by]
+        words: dict[str, list[object]] = {
+            "here": [],
+            "name": ["digits"],
+            "directory": [stage.checkpoints],
+        }
+        named = words[by]
         ask = partial(
             from_elsewhere, stage, folder, command=[sys.executable, "-c", IMPATIENT]
         )
