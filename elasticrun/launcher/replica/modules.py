@@ -65,7 +65,7 @@ def describe_imports(*, after: str, written: set[str]) -> Message:
     return {
         "type": "imports",
         "modules": names[:_MOST_MODULES],
-        "path": [each for each in sys.path if isinstance(each, str)],
+        "path": list(map(str, sys.path)),
         "variables": {name: variables.get(name) for name in written.copy()},
     }
 
