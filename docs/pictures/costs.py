@@ -41,9 +41,7 @@ def bars() -> dict[str, dict[str, float]]:
             ],
         },
         "From the wish for another number of processes to the next batch": {
-            "elasticrun scale": find(restart, what="scale, typed")[
-                "median_seconds"
-            ],
+            "elasticrun scale": find(restart, what="scale, typed")["median_seconds"],
             "torchrun, stopped and started": find(restart, what="scale")[
                 "median_seconds"
             ],
