@@ -331,7 +331,7 @@ import sys
 from elasticrun.__main__ import main
 from elasticrun.launcher.supervisor.crashes import Budget
 wait = Budget.on_crash
-Budget.on_crash = lambda budget, newest: 1000 * wait(budget, newest)
+Budget.on_crash = lambda *given, **named: 1000 * wait(*given, **named)
 sys.exit(main())
 """
 

@@ -91,7 +91,7 @@ def main(control: int, listeners: list[int]) -> None:
         hold.begin(order["unknown"])
     reporter = Reporter(
         channel,
-        imports=lambda: describe_imports(after=last, written=written),
+        imports=lambda: describe_imports(order, after=last, written=written),
         on_begun=on_begun,
     )
     reporter.start()

@@ -51,15 +51,19 @@ def note_variables(names: set[str]) -> None:
     environment.notice_writes(note)
 
 
-def describe_imports(*, after: str, written: set[str]) -> Message:
+def describe_imports(order: Message, *, after: str, written: set[str]) -> Message:
     """Return what a process needs to import what this one has, and as this one has.
 
     Args:
+        order: Says which program it is, which may be an installed package.
         after: The last module that was imported before the program ran.
         written: The names of the variables that the program has set.
     """
+    own = order["target"].partition(".")[0] if order["kind"] == "module" else ""
     names = [
-        name for name in _imported(after=after) if _is_installed(sys.modules.get(name))
+        name
+        for name in _imported(after=after)
+        if _is_installed(sys.modules.get(name)) and name.partition(".")[0] != own
     ]
     variables = environment.variables()
     return {
@@ -77,9 +81,11 @@ def import_ahead(order: Message, hold: Hold) -> None:
     for modules. The program itself then finds what it would find without.
     """
     told, start = order["imports"], environment.variables()
+    if not told["modules"]:
+        return
     variables: environment.Changes = told["variables"]
     environment.apply_changes(variables, but=())
-    path, sys.path[:] = list(sys.path), told["path"] or sys.path
+    path, sys.path[:] = list(sys.path), told["path"]
     for name in told["modules"]:
         if hold.is_over:  # The program is to begin, and imports what it needs.
             break
