@@ -171,7 +171,7 @@ class TreeReduction:
             for share, value in zip(nodes, values, strict=False):
                 tree.add(share, value)
         whole = first.new_empty(size * slice_)
-        dist.all_gather(list(whole.split(slice_)), tree.total().contiguous())
+        dist.all_gather(list(split(whole, slice_)), tree.total().contiguous())
         totals = split(whole[: sum(lengths)], lengths)
         marks = torch.cat(totals[len(parameters) :]).tolist()
         return {
