@@ -115,10 +115,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
              "batch, auto: by the cost of a save, off: none by time; default: "
              "300")  # fmt: skip
     add("--virtual-replicas", metavar="N",
-        help="cut each global batch into N shares, whatever the number of processes, "
-             "of which there may be as many: the job ends with the same bits at any "
-             "number; default: ELASTICRUN_VIRTUAL_REPLICAS, or one share a "
-             "process")  # fmt: skip
+        help="cut batches into N shares, so that the job ends with the same bits at "
+             "any number of processes up to N; default: "
+             "ELASTICRUN_VIRTUAL_REPLICAS")  # fmt: skip
     add("--hang-timeout", default="auto", metavar="auto|SECONDS|off",
         help="after how long without a batch a process counts as hung; default: auto, "
              "20 times the longest time so far, at least 9 minutes")  # fmt: skip

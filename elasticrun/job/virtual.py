@@ -8,7 +8,7 @@ draws     before each share the generators are seeded by the loop, the batch and
           share; after the last one, and in an optimizer's step, alike in all processes
 sums      of gradients are added in a tree over the shares (parallel/tree.py)
 buffers   each share begins with those from before the batch, and the first one's stay
-          (parallel/share_buffers.py)
+          (parallel/virtual.py)
 """
 
 from __future__ import annotations

@@ -137,16 +137,17 @@ class GradientHooks:
         In the shares before the last one that a process trains, it would come before.
         """
         micro_batch = current_micro_batch()
-        for optimizer in self._optimizers if micro_batch is not None else ():
-            is_late = torch.is_grad_enabled() and optimizer.stepped_in is micro_batch
-            if is_late or optimizer.put_off_in is micro_batch:
-                raise ElasticRunError(
-                    "a forward pass came after the optimizer's step in one iteration "
-                    "of the loop, in a job with virtual_replicas. There is one step "
-                    "for all shares of a global batch, so how many of them see the new "
-                    "parameters would depend on the number of processes. Compute all "
-                    "losses before the first step, or use another loop for it."
-                )
+        if micro_batch is None:
+            return
+        is_late = torch.is_grad_enabled() and self._partial.stepped_in is micro_batch
+        if is_late or any(o.put_off_in is micro_batch for o in self._optimizers):
+            raise ElasticRunError(
+                "a forward pass came after the optimizer's step in one iteration of "
+                "the loop, in a job with virtual_replicas. There is one step for all "
+                "shares of a global batch, so how many of them see the new parameters "
+                "would depend on the number of processes. Compute all losses before "
+                "the first step, or use another loop for it."
+            )
 
     def _place_hooks(self, loader: LoopedLoader | None, part: Part | None) -> bool:
         """Register the hooks that a part needs; return whether it is the last one."""

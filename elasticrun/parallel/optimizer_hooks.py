@@ -54,7 +54,6 @@ class OptimizerHooks:
     Attributes:
         put_off_in: The last micro-batch in which its step was put off to the global
             batch's last one.
-        stepped_in: The last one in which it stepped.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class OptimizerHooks:
         self._step_in: MicroBatch | None = None
         self._step_loop: Loop | None = None
         self._num_thrown_away = 0  # In how many batches since the last step.
-        self.stepped_in: MicroBatch | None = None  # The last step.
+        self._stepped_in: MicroBatch | None = None  # The last step.
         self._lost_in: MicroBatch | None = None  # Where shown sums were zeroed instead.
         replace_method(optimizer, "step", self._step, acts_once=True)
         replace_method(optimizer, "zero_grad", self._zero_grad)
@@ -116,7 +115,7 @@ class OptimizerHooks:
         loop = loop_if_any()
         micro_batch = None if loop is None else loop.current
         is_lost = micro_batch is not None and self._partial.shown_in is micro_batch
-        if is_lost and self.stepped_in is not micro_batch:
+        if is_lost and self._stepped_in is not micro_batch:
             self._lost_in = micro_batch
         if loop is not None and self._waiting_in is loop:
             # Between the first forward pass and its backward pass nothing is thrown
@@ -167,7 +166,7 @@ class OptimizerHooks:
                 return self._put_off(optimizer, loop.current, *args, **kwargs)
             if self._lost_in is loop.current:
                 raise ElasticRunError(_ZEROED_TOO_LATE)
-            self.stepped_in = loop.current
+            self._stepped_in = loop.current
         note_step()
         has_closure = bool(args or kwargs)  # Then the backward pass is in that.
         self._note_step(loop, has_closure=has_closure)

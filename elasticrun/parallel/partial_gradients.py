@@ -44,6 +44,7 @@ class PartialGradients:
     Attributes:
         hides: Whether any gradient is hidden.
         shown_in: The last micro-batch in which sums were put back.
+        stepped_in: The last one in which an optimizer stepped, with virtual replicas.
         counts_met: What the hidden gradients have come through, for `Weighing`.
     """
 
@@ -57,6 +58,7 @@ class PartialGradients:
     ) -> None:
         self.hides = False
         self.shown_in: MicroBatch | None = None
+        self.stepped_in: MicroBatch | None = None
         self.counts_met: set[int | None] = set()
         self._parameters = parameters
         self._weighing = weighing
@@ -174,6 +176,7 @@ class PartialGradients:
     def note_stepped(self, optimizer: Optimizer) -> None:
         """Forget what the optimizer has stepped with."""
         if self._virtual is not None:
+            self.stepped_in = current_micro_batch()
             for parameter in parameters_of(optimizer):
                 for kept in (self._due, self._others, self._aside, self._shown):
                     kept.pop(parameter, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.launcher.running import running
-from tests.support.stage import Stage
+from tests.support.stage import Stage, wait_until
 
 SCRIPT = """
 import time
@@ -26,7 +26,7 @@ def test_more_than_the_script_has_virtual_ones_are_refused(stage: Stage) -> None
     script = stage.root / "script.py"
     script.write_text(SCRIPT)
     with running(stage, "--replicas", 1, script=script) as job:
-        job.wait_until_printed("trains with")
+        wait_until(lambda: "trains with" in job.output, "a batch")
         refused = job.ask("scale", 3, "--force")
         assert refused.returncode != 0
         assert "3 replicas: the job has 2 virtual replicas" in refused.stderr

@@ -93,27 +93,39 @@ def plain() -> tuple[dict[str, Tensor], list[Any]]:
     return net.state_dict(), [*draws, drawn()]
 
 
-@pytest.mark.parametrize("is_one", [True, False])
+@pytest.mark.parametrize("how", ["one", "two", "closure", "scaler"])
 def test_one_process_trains_as_a_plain_loop_over_the_shares(
-    shared: Job, is_one: bool
+    shared: Job, how: str
 ) -> None:
     expected, expected_draws = plain()
     net, draws = network(), []
-    half = len([*net[0].parameters()])
-    parts = [[*net.parameters()][:half], [*net.parameters()][half:]]
-    optimizers = [
-        torch.optim.AdamW(part, 1e-2)
-        for part in ([[*net.parameters()]] if is_one else parts)
-    ]
+    parts = [[*net.parameters()]]
+    if how == "two":
+        parts = [parts[0][:2], parts[0][2:]]
+    optimizers = [torch.optim.AdamW(part, 1e-2) for part in parts]
     model = AdaptiveDataParallel(net, optimizers)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=how == "scaler")
+    register(scaler=scaler)
     for x, y in AdaptiveDataLoader(samples(), BATCH, drop_last=True):
+
+        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss = cross_entropy(model(x), y)
+            scaler.scale(loss).backward()
+            draws.append(drawn())
+            for optimizer in optimizers:
+                scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            return loss
+
+        if how == "closure":
+            optimizers[0].step(closure)
+            continue
+        closure()
         for optimizer in optimizers:
-            optimizer.zero_grad()
-        cross_entropy(model(x), y).backward()
-        draws.append(drawn())
-        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        for optimizer in optimizers:
-            optimizer.step()
+            scaler.step(optimizer)
+        scaler.update()
     assert [*draws, drawn()] == expected_draws
     for name, value in net.state_dict().items():
         assert torch.equal(value, expected[name]), name

@@ -9,7 +9,7 @@ import pytest
 
 from elasticrun.errors import STOPPED
 from elasticrun.testing import GenerationFailed, run_generation, start_generation
-from tests.support.same_bits import train_all
+from tests.support.same_bits import LAST, train_all
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ def test_a_job_that_is_rescaled_and_killed_ends_alike(
     calm: Any, tmp_path: Path
 ) -> None:
     directory = str(tmp_path)
-    stops = {1: (0, 1), 3: (1, 0), 2: (1, 3)}
+    stops = {1: (0, LAST), 3: (1, 0), 2: (1, 3)}
     for size, stop_at in stops.items():
         with start_generation(_stopped, size, directory, stop_at, None) as started:
             outcomes = started.wait(timeout=TIMEOUT)

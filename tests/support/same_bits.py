@@ -28,6 +28,7 @@ from elasticrun import (
 NUM_SAMPLES = 45
 BATCH = 13  # The last batch has six samples: of four shares, 2, 2, 1 and 1.
 NUM_EPOCHS = 3
+LAST = -1  # The number of the last batch of an epoch, in its second loop.
 
 
 class Noisy(Dataset[Any]):
@@ -63,6 +64,22 @@ def mixed(samples: list[Any]) -> list[Tensor]:
     return [torch.lerp(x, x[torch.randperm(len(x))], torch.rand(())), y]
 
 
+class Drift(nn.Module):
+    """Subtracts a running mean, which a forward pass reads and then changes."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x - self.mean
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return y
+
+
 def network(*, width: int = 16) -> nn.Module:
     return nn.Sequential(
         nn.Linear(8, width),
@@ -85,7 +102,7 @@ def classify(
     num_workers: int, at_batch: Callable[[int, int], None]
 ) -> tuple[str, list[Any]]:
     """Train with augmentation, dropout, BatchNorm, a scheduler and clipping."""
-    net = nn.Sequential(nn.BatchNorm1d(8), network())
+    net = nn.Sequential(Drift(), nn.BatchNorm1d(8), network())
     optimizer = Noise(net.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
     model = AdaptiveDataParallel(net, optimizer, scheduler)
@@ -120,6 +137,8 @@ def classify(
         for x, y in valid:
             with torch.no_grad():
                 losses["valid"] += cross_entropy(model(x), y).item() * len(x)
+            if valid.is_step and valid.batch_index == len(valid) - 1:
+                at_batch(epoch, LAST)
         with losses.synchronized():
             kept.said.append((losses["train"], losses["valid"], float(torch.rand(()))))
             losses.clear()
