@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 from elasticrun.data.loop import RunningLoop
 from elasticrun.errors import ElasticRunError, warn_at_program
+from elasticrun.job import open_loop
 from elasticrun.job.loop import Loop
 
 _ADVICE = (
@@ -32,12 +34,13 @@ class ReadAhead:
         if loop is not before:
             self._loop = loop
             if isinstance(loop, RunningLoop):
-                _check_thread(loop)
                 current = loop.current
                 self._is_late = current.number > loop.begin or current.part.micro > 0
                 self._last, self._num_batches = -1, 0
             elif loop is None and isinstance(before, RunningLoop) and self._is_late:
                 _look_at(before, self._num_batches)
+        if isinstance(loop, RunningLoop) and loop.thread != threading.get_ident():
+            _check_thread(loop, is_late=self._is_late)
         if loop is not None and loop.current.number != self._last:
             self._last = loop.current.number
             self._num_batches += 1
@@ -54,8 +57,16 @@ def _look_at(loop: RunningLoop, num_batches: int) -> None:
         )
 
 
-def _check_thread(loop: RunningLoop) -> None:
-    if loop.thread != threading.get_ident():
+def _check_thread(loop: RunningLoop, *, is_late: bool) -> None:
+    """Refuse a loop in a thread of its own, not one whose body waits for the forward.
+
+    That one asks for no batch meanwhile. A prefetcher does, or has done so before.
+    """
+    frame = sys._current_frames().get(loop.thread)
+    while frame is not None and frame.f_code.co_filename != open_loop.__file__:
+        frame = frame.f_back
+    is_ahead = is_late and loop.thread != threading.main_thread().ident
+    if frame is not None or is_ahead:
         raise ElasticRunError(
             f"the loop ({loop.where}) runs in another thread than the training, so "
             "batches are asked for before earlier ones are trained with. A stop would "

@@ -6,6 +6,7 @@ import queue
 import threading
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from elasticrun import (
     remaining_epochs_until,
 )
 from tests.support.data import Numbers
+from tests.support.stage import wait_until
 
 pytestmark = pytest.mark.usefixtures("job")
 
@@ -79,7 +81,10 @@ def by_thread(loader: Any) -> Iterator[Any]:
         batches.put(None)
 
     threading.Thread(target=put_all, daemon=True).start()
-    return iter(batches.get, None)
+    first = batches.get()
+    wait_until(batches.full)  # Which is what such a thread is for.
+    yield first
+    yield from iter(batches.get, None)
 
 
 class Training:
@@ -116,6 +121,43 @@ def test_a_loop_in_another_thread_is_refused() -> None:
     training = Training()
     with pytest.raises(ElasticRunError, match="runs in another thread than the train"):
         training.run(by_thread)
+
+
+class Slow(Numbers):
+    """Samples of which the third one takes until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(9)
+        self.is_asked, self.goes_on = threading.Event(), threading.Event()
+
+    def __getitem__(self, index: int) -> int:
+        if index == 2:
+            self.is_asked.set()
+            self.goes_on.wait()
+        return index
+
+
+def test_so_is_one_that_waits_for_its_second_batch() -> None:
+    training, data = Training(), Slow()
+    loader = AdaptiveDataLoader(data, 2, name="slow")
+    batches: queue.Queue[Any] = queue.Queue()
+    thread = threading.Thread(target=lambda: [*map(batches.put, loader)], daemon=True)
+    thread.start()
+    data.is_asked.wait()
+    with pytest.raises(ElasticRunError, match="runs in another thread than the train"):
+        training.step(batches.get())
+    data.goes_on.set()
+    thread.join()
+
+
+def test_a_forward_pass_in_a_thread_that_the_body_waits_for_is_right() -> None:
+    training = Training()
+    with ThreadPoolExecutor(1) as pool, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in remaining_epochs_until(2):
+            for number, batch in training.loader.enumerate():
+                if number > 0:  # The first one is left out.
+                    pool.submit(training.step, batch).result()
 
 
 def test_other_training_behind_a_loop_is_not_told() -> None:

@@ -155,12 +155,13 @@ class Generators(GatheredState):
             self._load_noted(anchors)
 
     def remember(self) -> Callable[[], None]:
-        packed = self.look()
+        packed, begun = self.look(), self._begun
         back = [noted.remember() for noted in self.noted.values()]
 
         def put_back() -> None:
             if packed is not None:  # Else what is yet to be restored stays as it is.
                 _apply_all(_values_of(packed), self._device)
+                self._begun = begun
                 for each in back:
                     each()
 

@@ -168,5 +168,5 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _is_of_program(module: str) -> bool:
-    file: str = getattr(sys.modules.get(module), "__file__", None) or "<built-in>"
+    file = str(getattr(sys.modules.get(module), "__file__", None) or "<built-in>")
     return is_of_program(file) and not file.startswith(_LIBRARIES)
