@@ -82,11 +82,13 @@ class Restart(NamedTuple):
 class Job:
     """The example under a launcher, in a folder of its own."""
 
-    def __init__(self, folder: Path, preparation: int, rescue: str) -> None:
+    def __init__(
+        self, folder: Path, preparation: int, rescue: str, train: str | None
+    ) -> None:
         self.folder = folder
         self.script = folder / "script.py"
         text = SCRIPT.format(preparation=preparation, digits=str(DIGITS))
-        self.script.write_text(text)
+        self.script.write_text(train or text)
         (folder / "own.py").write_text(OWN)
         self.variables = {
             **os.environ,
@@ -183,10 +185,10 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 @contextlib.contextmanager
 def job_of(
-    command: list[str], preparation: int, rescue: str = "off"
+    command: list[str], preparation: int, rescue: str = "off", train: str | None = None
 ) -> Iterator[tuple[Job, psutil.Popen]]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        job = Job(Path(folder), preparation, rescue)
+        job = Job(Path(folder), preparation, rescue, train)
         process = job.start(command)
         try:
             wait_until(lambda: job.begun(0))
