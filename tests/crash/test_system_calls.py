@@ -60,7 +60,10 @@ def test_killed_at_any_system_call_leaves_the_old_or_the_new(memory: Path) -> No
     assert set(found) == {3, 4}
 
 
-@pytest.mark.parametrize(("victim", "expected"), [(0, {"old", "new"}), (1, {"old"})])
+VICTIMS = [(0, {"old", "new"}), (1, {"old"})]
+
+
+@pytest.mark.parametrize(("victim", "expected"), VICTIMS)
 def test_one_rank_killed_while_both_save_leaves_the_old_or_the_new(
     memory: Path, victim: int, expected: set[str]
 ) -> None:
@@ -75,7 +78,8 @@ def test_one_rank_killed_while_both_save_leaves_the_old_or_the_new(
     assert expected <= values <= {"old", "new"}
 
 
-@pytest.mark.parametrize(("victim", "expected"), [(0, {"old", "new"}), (1, {"old"})])
+@pytest.mark.wide
+@pytest.mark.parametrize(("victim", "expected"), VICTIMS)
 def test_a_rank_killed_in_any_thread_while_a_save_is_in_flight(
     memory: Path, victim: int, expected: set[str]
 ) -> None:

@@ -107,7 +107,7 @@ from elasticrun import AdaptiveDataLoader, remaining_epochs_until, request_stop
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int)
 size = parser.parse_args().batch_size
-train = AdaptiveDataLoader(list(range(40)), batch_size=size)
+train = AdaptiveDataLoader(list(range(40_000)), batch_size=size)
 for epoch in remaining_epochs_until(2):
     for batch in train:  # Here it goes wrong.
         request_stop()

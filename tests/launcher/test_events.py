@@ -54,7 +54,7 @@ def test_a_crash_is_kept_and_told_with_its_error(stage: Stage) -> None:
     assert (crash["rank"], crash["code"], crash["generation"]) == (1, 1, 0)
     assert crash["error"] == "rank 1 raised ValueError: the loss is not a number"
     assert crash["trace"].endswith("ValueError: the loss is not a number\n")
-    assert f"elasticrun: {restart['text']}\n" in job.events
+    assert f"; {restart['text']}\n" in job.events
     assert (job.output, "[1] " in job.events) == ("", False)
     crashed = elasticrun(stage, "logs", "checkpoints", "--generation", "0")
     assert "[1] Traceback" in crashed.stdout

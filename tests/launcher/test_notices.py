@@ -198,10 +198,16 @@ sys.exit(main())
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("aws", "AWS's notice to terminate this machine at 20"),
-        ("gcp", "GCP's notice of preemption: saving"),
+        pytest.param(
+            "aws",
+            "AWS's notice to terminate this machine at 20",
+            marks=pytest.mark.wide,
+        ),
+        pytest.param(
+            "gcp", "GCP's notice of preemption: saving", marks=pytest.mark.wide
+        ),
         ("azure", "Azure's notice, Preempt: saving"),
-        ("url", "the notice at http://127.0.0.1"),
+        pytest.param("url", "the notice at http://127.0.0.1", marks=pytest.mark.wide),
     ],
 )
 def test_a_notice_saves_and_leaves(

@@ -204,6 +204,7 @@ def test_sums_after_a_rescue_are_exact_or_there_is_none(
     assert resumed_at(job) == ["epoch 0, loop 0, sample 80 of `loader-0`"] * 2
 
 
+@pytest.mark.wide
 def test_a_program_that_catches_the_error_of_a_collective_loses_no_batch(
     stage: Stage,
 ) -> None:
@@ -313,6 +314,7 @@ def is_held_up(job: Running) -> bool:
     ]
 
 
+@pytest.mark.wide
 def test_a_hang_is_rescued_by_who_does_not(stage: Stage, calm: str) -> None:
     own = {"ELASTICRUN_RESCUE": "always", "DEATHS": json.dumps([(1, "hang", 1, 4)])}
     options = ["--replicas", 3]

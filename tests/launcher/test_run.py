@@ -227,7 +227,7 @@ def test_threads_that_start_at_import_make_it_exec(stage: Stage, show: Path) -> 
     path = f"{site}{os.pathsep}{REPOSITORY}"
     with running(stage, "--replicas", 1, script=show, PYTHONPATH=path) as job:
         assert job.wait() == 0, job.events
-    assert "importing them started 1 thread; " in job.events
+    assert "importing torch started 1 thread; " in job.events
     assert json.loads(printed(job.output, 0)[0])["helper"] == 7
 
 

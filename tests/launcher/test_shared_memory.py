@@ -58,6 +58,7 @@ def names_in(memory: Path) -> list[str]:
     return sorted(path.name for path in memory.iterdir())
 
 
+@pytest.mark.wide
 def test_nothing_stays_in_shared_memory(stage: Stage) -> None:
     """Tensors that workers share by files, and semaphores of spawned workers."""
     options = ["--replicas", 1, "--save-interval", 0, "--max-restarts", 1]

@@ -182,7 +182,9 @@ def test_if_no_checkpoint_is_whole_nobody_starts_at_the_beginning(saved: Stage) 
 
 
 @pytest.mark.parametrize("is_copy", [True, False])
-@pytest.mark.parametrize("odd_one", [0, 1, 2])
+@pytest.mark.parametrize(
+    "odd_one", [0, *(pytest.param(each, marks=pytest.mark.wide) for each in (1, 2))]
+)
 def test_replicas_that_see_different_checkpoints_all_refuse(
     saved: Stage, odd_one: int, is_copy: bool
 ) -> None:

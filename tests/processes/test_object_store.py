@@ -64,6 +64,7 @@ def test_killed_replicas_go_on_at_another_size(stage: Stage, bucket: Bucket) -> 
     )
 
 
+@pytest.mark.wide
 def test_a_second_live_job_is_refused_on_all_its_replicas(
     stage: Stage, bucket: Bucket
 ) -> None:

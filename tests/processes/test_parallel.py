@@ -257,7 +257,7 @@ def go_on(stage: Stage, world_size: int) -> list[Results]:
     return run_generation(program, world_size, timeout=TIMEOUT, variables=variables)
 
 
-@pytest.mark.slow(50)
+@pytest.mark.wide
 def test_two_replicas_equal_plain_torch_and_a_stop_and_a_kill_change_no_bit(
     stage: Stage,
 ) -> None:

@@ -91,9 +91,16 @@ def delivered(directory: Path) -> dict[int, dict[tuple[int, int], list[int]]]:
     }
 
 
+_FAST = ("lines", "tar", "uncounted lines")  # The others are wide.
+
+
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize(
-    "kind", [*KINDS, "uncounted gzip", "uncounted lines", "uncounted resumable"]
+    "kind",
+    [
+        each if each in _FAST else pytest.param(each, marks=pytest.mark.wide)
+        for each in (*KINDS, "uncounted gzip", "uncounted lines", "uncounted resumable")
+    ],
 )
 def test_batches_are_the_same_through_stops_a_kill_and_rescaling(
     kind: str, tmp_path: Path

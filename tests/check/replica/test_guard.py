@@ -118,7 +118,17 @@ WRITERS = {
 }
 
 
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize(
+    "writer",
+    [
+        "torch.save",
+        *(
+            pytest.param(each, marks=pytest.mark.wide)
+            for each in WRITERS
+            if each != "torch.save"
+        ),
+    ],
+)
 def test_results_that_lie_elsewhere_are_never_overwritten(
     folder: Path, writer: str
 ) -> None:

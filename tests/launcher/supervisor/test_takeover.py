@@ -71,6 +71,7 @@ class Stage:
             has_trained=True,
             uses_gpus=False,
             batch_size=0,
+            num_shares=None,
             started_at=0.0,
         )
         self.takeover.begin(self.generation)
