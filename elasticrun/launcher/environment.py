@@ -77,13 +77,16 @@ def noticing_reads(
         os.environ.encodekey = encode
 
 
-def notice_writes(call: Callable[[str], object]) -> None:
-    """Call a function when this process's Python code sets or removes a variable."""
+def notice_writes(call: Callable[[str, str | None], object]) -> None:
+    """Call a function when this process's Python code sets or removes a variable.
+
+    It is called with the name and the value, None for a variable that is removed.
+    """
 
     def noticing(change: Callable[..., None]) -> Callable[..., None]:
         def change_and_call(name: Any, *value: Any) -> None:
             change(name, *value)
-            call(os.fsdecode(name))
+            call(os.fsdecode(name), os.fsdecode(value[0]) if value else None)
 
         return change_and_call
 

@@ -20,6 +20,7 @@ from tests.launcher.running import (
     Running,
     Start,
     check_trains,
+    elasticrun,
     forkserver_of,
     is_replica,
     processes_of,
@@ -208,21 +209,103 @@ def test_what_replicas_import_is_imported_before_a_crash(imported: Rescaled) -> 
     wait_until_nothing_is_left(stage)
 
 
-def test_what_is_started_for_a_rescaling_imports_it_first(imported: Rescaled) -> None:
-    """Also what the script comes to only when it trains."""
-    stage = imported.stage
-    stage.wait_for("trains")
-    asked = imported.scale(3)
-    wait_until(lambda: imported.job.status()["state"] == "rescaling")
-    imported.free()
-    assert asked.result().returncode == 0, asked.result().stderr
-    assert imported.job.wait() == 0, imported.job.events
-    lines = (stage.root / "notes").read_text().splitlines()
-    for pid in makers(stage, "own")[2:]:
-        assert lines.index(f"late {pid}") < lines.index(f"own {pid}")
-    for rank in range(3):
-        line = f"[{rank}] chosen {rank} chosen {rank} yes yes None"
-        assert line in imported.job.output
+def test_what_is_started_for_a_rescaling_imports_what_optimizers_need(
+    stage: Stage,
+) -> None:
+    """While it waits for the old replicas; all else its script imports itself."""
+    script = stage.root / "train.py"
+    script.write_text(OPTIMIZES)
+    options = ("--replicas", 1)
+    with running(stage, *options, script=script, command=LEISURELY) as job:
+        stage.wait_for("trains")
+        assert elasticrun(stage, "scale", "2", str(job.pid)).returncode == 0
+        assert job.wait() == 75, job.events
+    assert sorted(job.output.splitlines()) == ["[0] False", "[0] True", "[1] True"]
+
+
+OPTIMIZES = """
+import os, sys
+from pathlib import Path
+import torch
+import elasticrun
+from tests.support.stage import Stage, wait_until
+
+elasticrun.init()
+print("torch._dynamo" in sys.modules, flush=True)
+net = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+stage = Stage(Path(os.environ["LAUNCHER_TEST"]))
+loader = elasticrun.AdaptiveDataLoader(range(10**9), 2)
+for _ in elasticrun.remaining_epochs_until(1):
+    for batch in loader:
+        if elasticrun.generation() == 0:
+            stage.mark("trains")
+        else:
+            elasticrun.request_stop()
+"""
+
+UNLIKE = {
+    # A package of the same name that is found first from then on.
+    "vendored": "import sys\nsys.path.insert(0, VENDOR)\n",
+    "stand_in": "import sys, types\nsys.modules['missing'] = types.ModuleType('x')\n",
+    "folder": "import os\nos.chdir(VENDOR)\n",
+    "variable": "import os\nos.environ['LATE'] = 'set'\n",
+}
+LOOKS = """
+import os
+try:
+    import missing
+except ImportError:
+    missing = None
+FOUND = (missing is not None, os.getcwd(), os.environ.get("LATE"), os.getpid())
+"""
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", UNLIKE)
+def test_an_import_finds_what_it_found(stage: Stage, name: str) -> None:
+    """Whatever the script has done before it, or behind it."""
+    site, vendor = stage.root / "site-packages", stage.root / "vendor"
+    for folder in (site, vendor):
+        folder.mkdir()
+    (site / "plain.py").write_text("FROM = 'installed'\n")
+    (vendor / "plain.py").write_text("FROM = 'vendor'\n")
+    (site / "looks.py").write_text(LOOKS)
+    (site / "first.py").write_text("import os\nLATE = os.environ.get('LATE')\n")
+    script = stage.root / "train.py"
+    act = UNLIKE[name].replace("VENDOR", repr(str(vendor)))
+    script.write_text(
+        f"import first, plain\n{act}import looks\n"
+        "print(plain.FROM, first.LATE, *looks.FOUND[:-1], flush=True)\n" + DIES
+    )
+    path = f"{REPOSITORY}{os.pathsep}{site}"
+    with running(
+        stage, "--replicas", 1, script=script, command=LEISURELY, PYTHONPATH=path
+    ) as job:
+        stage.wait_for("trains")
+        spares_of(job, 1)
+        stage.mark("free")
+        assert job.wait() == 0, job.events
+    first, again = [e for e in job.output.splitlines() if e.startswith("[0] installed")]
+    assert first == again
+
+
+DIES = """
+import os
+import signal
+from pathlib import Path
+import elasticrun
+from tests.support.stage import Stage, wait_until
+
+stage = Stage(Path(os.environ["LAUNCHER_TEST"]))
+loader = elasticrun.AdaptiveDataLoader(range(60), 6)
+for _ in elasticrun.remaining_epochs_until(1):
+    for batch in loader:
+        if elasticrun.generation() == 0 and loader.batch_index == 3:
+            stage.mark("trains")
+            wait_until(lambda: stage.has("free"))
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 @pytest.mark.parametrize(

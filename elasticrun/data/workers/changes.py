@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import itertools
 import logging
 import sys
@@ -11,7 +12,7 @@ import weakref
 import zlib
 from collections import deque
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -27,6 +28,7 @@ _MOST = 10_000  # Values that are looked at; a long list of paths has no end.
 _MOST_ELEMENTS = 2_000_000  # Of arrays; of larger ones some, evenly spread.
 _ROWS = (list, tuple, dict, deque)
 _MANY = 100  # Parts of one of them, which come last.
+_READ_OF_MODULE = ("LOAD_GLOBAL", "LOAD_NAME")
 _LIBRARIES = tuple(map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
 
 # From where a value is, below what was looked at, to what it is.
@@ -162,9 +164,12 @@ def _variables(place: str, function: FunctionType) -> Iterator[tuple[str, Any]]:
             yield f"{function.__module__}.{name}", function.__globals__[name]
 
 
+@cache
 def _names(code: CodeType) -> set[str]:
+    """Return the variables of its module that a function reads, attributes left out."""
     inner = (_names(each) for each in code.co_consts if isinstance(each, CodeType))
-    return set(code.co_names).union(*inner)
+    read = {e.argval for e in dis.get_instructions(code) if e.opname in _READ_OF_MODULE}
+    return read.union(*inner)
 
 
 def _is_of_program(module: str) -> bool:

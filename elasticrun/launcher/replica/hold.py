@@ -81,7 +81,9 @@ class Hold:
         """Wait until the other generation has ended; from any thread."""
         is_ending = threading.get_ident() == self._ending_thread
         if not self._is_over.is_set() and os.getpid() == self._pid and not is_ending:
+            awaited, self._awaited = self._awaited, ()  # By what is imported meanwhile.
             self._on_waiting()
+            self._awaited = awaited
             self._is_over.wait()
 
     def end(self, take_up: Callable[[], None]) -> None:

@@ -26,10 +26,10 @@ from elasticrun.launcher import environment, interpreter, processes
 from elasticrun.launcher.replica.functions import call_function, save_result
 from elasticrun.launcher.replica.hold import Hold
 from elasticrun.launcher.replica.modules import (
-    describe_imports,
+    ProgramImports,
     import_ahead,
+    import_what_optimizers_need,
     modules_of_program,
-    note_variables,
 )
 from elasticrun.launcher.replica.reporter import (
     Reporter,
@@ -77,7 +77,7 @@ def main(control: int, listeners: list[int]) -> None:
     _prepare_process(order)
     stores = [] if order["is_rehearsed"] else [_serve_store(order, listeners)]
     last = next(reversed(sys.modules))
-    written = set[str]()
+    imports = ProgramImports(order, after=last)
 
     def on_begun(begun: Message) -> None:  # In the reporter's thread.
         hold.end(lambda: take_up(begun))
@@ -86,16 +86,20 @@ def main(control: int, listeners: list[int]) -> None:
         _take_up(order, begun)
         stores.append(_serve_store(order, listeners))
 
-    hold = Hold(lambda: channel.send({"type": "waiting"}))
+    def on_waiting() -> None:
+        if order["runs_ahead"] and not order["unknown"]:
+            import_what_optimizers_need(order)
+        channel.send({"type": "waiting"})
+
+    hold = Hold(on_waiting)
     if order["is_rehearsed"]:
         hold.begin(order["unknown"])
     reporter = Reporter(
         channel,
-        imports=lambda: describe_imports(order, after=last, written=written),
+        imports=imports.describe,
         on_begun=on_begun,
     )
     reporter.start()
-    note_variables(written)
     code = _run(lambda: _program(order, hold), channel, reporter, hold)
     take_no_more_stop_signals()
     code = _end_threads(code)
@@ -173,10 +177,10 @@ def _serve_store(order: Message, listeners: list[int]) -> Any:
 
 def _program(order: Message, hold: Hold) -> None:
     if order["is_rehearsed"]:
-        import_ahead(order, hold)
-        hold.begin_program()
         if not order["runs_ahead"]:
+            import_ahead(order)
             hold.wait()
+        hold.begin_program()
     if "observer" in order:  # `elasticrun check` looks on; by name, since it is above.
         importlib.import_module(order["observer"]).observe(order)
     if order["kind"] == "module":

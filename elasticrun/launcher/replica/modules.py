@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import os
 import sys
+import zlib
 from itertools import takewhile
 from types import FrameType, ModuleType
+from typing import Any
 
 from elasticrun.errors import is_of_program
 from elasticrun.launcher import environment
-from elasticrun.launcher.replica.hold import Hold
 from elasticrun.replicas.process_end import freeze_modules
 from elasticrun.replicas.wire import Message
 
 _STANDARD = os.path.dirname(os.__file__) + os.sep
-_MOST_MODULES = 10_000  # A message holds no more than a MiB.
+_MOST_MODULES = 8_000  # A message holds no more than a MiB.
+_OF_OPTIMIZERS = "torch._dynamo"
+_WITHOUT_FILES = ("__mp_main__", "cython_runtime", "_cython_")  # Of Cython's modules.
 
 
 def modules_of_program(*, after: str) -> dict[str, ModuleType]:
@@ -34,69 +38,133 @@ def modules_of_program(*, after: str) -> dict[str, ModuleType]:
     return modules
 
 
-def note_variables(names: set[str]) -> None:
-    """Add the names of the variables that the program's own code sets from now on.
-
-    What an installed package sets while it is imported, it sets wherever it is.
-    """
-
-    def note(name: str) -> None:
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and not _is_importing(frame):
-            if _is_of_program(frame.f_code.co_filename):
-                names.add(name)
-                return
-            frame = frame.f_back
-
-    environment.notice_writes(note)
-
-
-def describe_imports(order: Message, *, after: str, written: set[str]) -> Message:
-    """Return what a process needs to import what this one has, and as this one has.
+class ProgramImports:
+    """Notes what a program imports, and what these imports may have looked at.
 
     Args:
         order: Says which program it is, which may be an installed package.
         after: The last module that was imported before the program ran.
-        written: The names of the variables that the program has set.
     """
-    own = order["target"].partition(".")[0] if order["kind"] == "module" else ""
-    names = [
-        name
-        for name in _imported(after=after)
-        if _is_installed(sys.modules.get(name)) and name.partition(".")[0] != own
-    ]
-    variables = environment.variables()
-    return {
-        "type": "imports",
-        "modules": names[:_MOST_MODULES],
-        "path": list(map(str, sys.path)),
-        "variables": {name: variables.get(name) for name in written.copy()},
-    }
+
+    def __init__(self, order: Message, *, after: str) -> None:
+        is_module = order["kind"] == "module"
+        self._own = order["target"].partition(".")[0] if is_module else ""
+        self._after = after
+        self._folder = os.getcwd()
+        # With the newest module of then. What an installed package sets while it is
+        # imported, it sets wherever it is.
+        self._written: list[tuple[str, str, str | None]] = []
+        environment.notice_writes(self._note)
+
+    def _note(self, name: str, value: str | None) -> None:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not _is_importing(frame):
+            if _is_of_program(frame.f_code.co_filename):
+                self._written.append((next(reversed(sys.modules)), name, value))
+                return
+            frame = frame.f_back
+
+    def describe(self) -> Message:
+        """Return what a process needs to import what this one has, and as this one has.
+
+        Each module comes with a checksum of where it is; each variable that the program
+        has set with the number of modules that had been imported before that.
+        """
+        written = list(self._written)
+        modules: list[tuple[str, int]] = []
+        variables = []
+        for name in [self._after, *_imported(after=self._after)]:
+            module = sys.modules.get(name)
+            if _is_stand_in(name, module) or len(modules) == _MOST_MODULES:
+                break  # What is imported behind it may depend on it.
+            origin = _origin(module)
+            is_own = name == self._after or name.partition(".")[0] == self._own
+            if _is_of_package(origin) and not is_own:
+                modules.append((name, zlib.crc32(origin.encode())))
+            variables += [
+                (len(modules), *each[1:]) for each in written if each[0] == name
+            ]
+        if os.getcwd() != self._folder:
+            modules = []  # Any of them may have looked for files in either folder.
+        path = [each for each in map(str, sys.path) if _is_of_package(each)]
+        return {
+            "type": "imports",
+            "modules": modules,
+            "path": path,
+            "variables": variables,
+        }
 
 
-def import_ahead(order: Message, hold: Hold) -> None:
+def import_ahead(order: Message) -> None:
     """Import what the replica before has imported of installed packages.
 
-    They find the variables that its program had set, and the folders where it looked
-    for modules. The program itself then finds what it would find without.
+    Each finds the variables that the program had set before it, but nothing of the
+    program's own. What the program itself finds is what it would find without; where
+    that is not certain, this process ends.
     """
-    told, start = order["imports"], environment.variables()
+    told, start, path = order["imports"], environment.variables(), list(sys.path)
     if not told["modules"]:
         return
-    variables: environment.Changes = told["variables"]
-    environment.apply_changes(variables, but=())
-    path, sys.path[:] = list(sys.path), told["path"]
-    for name in told["modules"]:
-        if hold.is_over:  # The program is to begin, and imports what it needs.
-            break
+    more = [each for each in told["path"] if each not in path]
+    sys.path[:] = [*(each for each in path if each not in order["path"]), *more]
+    draws = _draws()
+    variables: dict[str, str | None] = {}
+    changes = iter([*told["variables"], (math.inf, "", None)])
+    next_change = next(changes)
+    for number, (name, _) in enumerate(told["modules"]):
+        while next_change[0] <= number:
+            variables[next_change[1]] = next_change[2]
+            environment.apply_changes({next_change[1]: next_change[2]}, but=())
+            next_change = next(changes)
         with contextlib.suppress(BaseException):  # The program will say it.
             importlib.import_module(name)
-    sys.path[:] = [*path, *(each for each in sys.path if each not in told["path"])]
+    if _draws() != draws or any(map(_is_elsewhere, told["modules"])):
+        sys.exit(1)
+    sys.path[:] = [*path, *(e for e in sys.path if e not in path and e not in more)]
     now = environment.variables()
     changed = {name for name in variables if now.get(name) != variables[name]}
     before = {name: start.get(name) for name in variables}
     environment.apply_changes(before, but=changed)  # Those an import has changed.
     freeze_modules()
+
+
+def import_what_optimizers_need(order: Message) -> None:
+    """Import torch's compiler, which the first optimizer of a process imports.
+
+    That takes over a second, and this process only waits. Its import looks at
+    variables, so not where those of the replica before were others.
+    """
+    told, now = order["imports"], environment.variables()
+    written = {name: value for _, name, value in told["variables"]}
+    is_alike = all(now.get(name) == value for name, value in written.items())
+    if is_alike and any(name == _OF_OPTIMIZERS for name, _ in told["modules"]):
+        importlib.import_module(_OF_OPTIMIZERS)
+
+
+def _draws() -> tuple[object, ...]:
+    """Return NumPy's and torch's generators, if the process has them.
+
+    Not Python's, from which many packages draw a name or two.
+    """
+    numpy: Any = sys.modules.get("numpy")
+    torch: Any = sys.modules.get("torch")
+    return (
+        None if numpy is None else numpy.random.get_state()[1].tobytes(),
+        None if torch is None else torch.get_rng_state().numpy().tobytes(),
+    )
+
+
+def _is_elsewhere(told: tuple[str, int]) -> bool:
+    name, checksum = told
+    origin = _origin(sys.modules.get(name))
+    return bool(origin) and zlib.crc32(origin.encode()) != checksum
+
+
+def _is_stand_in(name: str, module: object) -> bool:
+    """Return whether a program has put it there, for others to import."""
+    if "." in name or name.startswith(_WITHOUT_FILES):
+        return False
+    return module is not None and _spec(module) is None
 
 
 def _imported(*, after: str) -> list[str]:
@@ -109,16 +177,26 @@ def _imported(*, after: str) -> list[str]:
 
 
 def _is_installed(module: object) -> bool:
-    """Return whether it comes from where packages are installed.
+    """Return whether it comes from where packages are installed."""
+    return _is_of_package(_origin(module))
+
+
+def _origin(module: object) -> str:
+    """Return the file that a module comes from, nothing if it comes from none."""
+    origin = getattr(_spec(module), "origin", None)
+    return origin if isinstance(origin, str) else ""
+
+
+def _spec(module: object) -> object:
+    """Return what has found a module.
 
     Programs put stand-ins there that answer anything, or raise anything.
     """
     try:
         # Not by the module itself, which may be one that is loaded when it is asked.
-        origin = object.__getattribute__(module, "__spec__").origin
+        return object.__getattribute__(module, "__spec__")
     except Exception:
-        return False
-    return isinstance(origin, str) and _is_of_package(origin)
+        return None
 
 
 def _is_importing(frame: FrameType) -> bool:

@@ -30,7 +30,7 @@ from elasticrun.launcher.terminal.log_files import Log, log_path
 from elasticrun.launcher.terminal.output import LineReader
 from elasticrun.replicas.wire import Message, WireError
 
-NO_IMPORTS: Message = {"modules": [], "path": [], "variables": {}}
+NO_IMPORTS: Message = {"modules": [], "path": [], "variables": []}
 _STACKS = b"(most recent call first)"
 _THREAD = re.compile(rb"(Current thread|Thread) 0x")
 _FRAME = re.compile(rb'  File "(.+)", line (\d+) in (.+?)\s*$')

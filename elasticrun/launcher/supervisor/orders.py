@@ -27,9 +27,7 @@ def orders_ahead(
 ) -> list[Message]:
     """Return orders for replicas whose generation is yet to begin.
 
-    Among nodes that brings the ranks, and where replicas meet. Where the generation has
-    another size than the one before, a new rank finds the variables that were set alike
-    on all ranks.
+    Among nodes that brings the ranks, and where replicas meet.
 
     Args:
         told: What the replicas that run have imported, by rank on this node.
@@ -43,10 +41,7 @@ def orders_ahead(
         order |= {"is_rehearsed": True, "runs_ahead": runs_ahead, "unknown": unknown}
         # Who does not wait for it, as a process started there, fails.
         order["environment"] |= dict.fromkeys(unknown, _UNKNOWN)
-        order["imports"] = dict(told[min(rank, len(told) - 1)])
-        if rank >= len(told):
-            alike = set.intersection(*(set(each["variables"].items()) for each in told))
-            order["imports"]["variables"] = dict(alike)
+        order["imports"] = told[min(rank, len(told) - 1)]
     return orders
 
 

@@ -124,7 +124,9 @@ class Successors:
         Args:
             beside: The running generation, which stops for them.
         """
-        if beside is None and self._use is _Use.SPARES and self._size == size:
+        are_usable = self._runs_ahead or not self._preparing  # An import may hang.
+        is_as_asked = self._use is _Use.SPARES and self._size == size and are_usable
+        if beside is None and is_as_asked:
             self._use = _Use.NEXT
             return
         self.discard()

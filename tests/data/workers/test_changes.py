@@ -97,6 +97,27 @@ def test_what_workers_share_is_no_change() -> None:
     assert changed(before, seen(dataset=own)) is None
 
 
+batch = 1
+
+
+class Rows:
+    """What reads an attribute that is called as a variable of its module."""
+
+    batch = 1
+
+    def __call__(self) -> int:
+        return self.batch
+
+
+def test_a_variable_that_is_called_as_an_attribute_is_no_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = data_set(rows=Rows())
+    before = seen(dataset=own)
+    monkeypatch.setitem(globals(), "batch", 2)
+    assert changed(before, seen(dataset=own)) is None
+
+
 def test_what_a_logger_notes_for_itself_is_no_change() -> None:
     own = data_set(log=logging.getLogger("a data set"))
     before = seen(dataset=own)
