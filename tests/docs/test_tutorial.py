@@ -79,10 +79,14 @@ def test_the_commands_print_what_the_page_shows(tmp_path: Path) -> None:
         await_line(log, "[0] epoch 3 ")
         said += command("elasticrun status")
         said += command("elasticrun scale 3")
-        await_line_after(log, "elasticrun: generation 1: resumed", "[0] epoch ")
+        await_line_after(
+            log, "elasticrun: generation 1: 3 replicas started, resumed", "[0] epoch "
+        )
         pids = re.findall(r"rank 1 +process (\d+)", command("elasticrun status"))
         os.kill(int(pids[0]), 9)
-        await_line_after(log, "elasticrun: generation 2: resumed", "[0] epoch ")
+        await_line_after(
+            log, "elasticrun: generation 2: 3 replicas started, resumed", "[0] epoch "
+        )
         said += command("elasticrun stop")
         assert launcher.wait(300) == 75
     finally:
