@@ -135,11 +135,12 @@ class GradientHooks:
         """Refuse a forward pass behind the step, with virtual replicas.
 
         In the shares before the last one that a process trains, it would come before.
+        Nothing is trained by one without gradients.
         """
         micro_batch = current_micro_batch()
-        if micro_batch is None:
+        if micro_batch is None or not torch.is_grad_enabled():
             return
-        is_late = torch.is_grad_enabled() and self._partial.stepped_in is micro_batch
+        is_late = self._partial.stepped_in is micro_batch
         if is_late or any(o.put_off_in is micro_batch for o in self._optimizers):
             raise ElasticRunError(
                 "a forward pass came after the optimizer's step in one iteration of "
@@ -338,6 +339,8 @@ class GradientHooks:
     def _end_pass(self) -> None:
         """Get ready for another backward pass; look at what this one has come to."""
         self._is_in_pass = False
+        if self._virtual is not None:
+            self._virtual.end_backward()
         if is_between_micro_batches():
             return
         if self._virtual is not None:

@@ -268,7 +268,7 @@ class AdaptiveDataParallel(nn.Module):
         if self._virtual is not None:
             assert isinstance(self._gradient_hooks, GradientHooks)
             self._gradient_hooks.check_not_stepped()
-            if self.training:
+            if self.training or any(each.training for each in self.module.modules()):
                 self._virtual.begin_forward()
         if not torch.is_grad_enabled():
             return self._replica(*args, **kwargs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor
@@ -72,9 +72,7 @@ class OptimizerHooks:
         self._rates = rates
         # Torch's own draw nothing, and generators take long to be given back.
         is_torchs = type(optimizer).__module__.startswith("torch.optim")
-        self._draws_alike = (
-            nullcontext if replicas is None or is_torchs else (replicas.drawing_alike)
-        )
+        self._drawing = None if is_torchs else replicas
         # Where gradients wait, if any do, and since which batch.
         self._waiting_in: Loop | None = None
         self._waiting_since = 0
@@ -170,10 +168,14 @@ class OptimizerHooks:
         note_step()
         has_closure = bool(args or kwargs)  # Then the backward pass is in that.
         self._note_step(loop, has_closure=has_closure)
+        draws_alike: AbstractContextManager[None] = nullcontext()
+        if self._drawing is not None:
+            args, kwargs = _with_closure_called(optimizer, args, kwargs)
+            draws_alike = self._drawing.drawing_alike()
         if self._partial.hides and not has_closure:
             self._partial.show_before_step()
         scaled = nullcontext() if self._rates is None else self._rates.scaled(optimizer)
-        with scaled, self._draws_alike():
+        with scaled, draws_alike:
             result = method(optimizer, *args, **kwargs)
         self._partial.note_stepped(optimizer)
         if self._meter is not None:
@@ -198,3 +200,27 @@ class OptimizerHooks:
         if self._partial.hides:
             self._partial.zero(parameters_of(optimizer))
         method(optimizer, *args, **kwargs)
+
+
+def _with_closure_called(
+    optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments of a step whose closure has been called, as in earlier shares.
+
+    Before what the step draws and changes: it has what it draws from its share.
+    """
+    closure = args[0] if args else kwargs.get("closure")
+    if closure is None:
+        return args, kwargs
+    results = [step_between_micro_batches(optimizer, *args, **kwargs)]
+
+    def once() -> Any:
+        if results:
+            return results.pop()
+        raise ElasticRunError(
+            f"{type(optimizer).__name__}.step called its closure twice, in a job with "
+            "virtual_replicas. The earlier shares of the global batch have called it "
+            "once. Use an optimizer that does so, or leave virtual_replicas out."
+        )
+
+    return ((once, *args[1:]), kwargs) if args else (args, {**kwargs, "closure": once})

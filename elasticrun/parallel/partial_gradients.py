@@ -70,6 +70,7 @@ class PartialGradients:
         self._others: dict[Tensor, TreeSum] = {}
         # With them: what was there before, and what is shown, with its version.
         self._aside: dict[Tensor, Tensor] = {}
+        self._aside_due: set[Tensor] = set()  # Of what there is aside, by `make_due`.
         self._shown: dict[Tensor, tuple[Tensor, int]] = {}
         self._zeros: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         self._stand_ins: dict[Tensor, Tensor] = {}
@@ -149,8 +150,11 @@ class PartialGradients:
         means = virtual.means(sums)
         for parameter in self._parameters:
             mean, aside = means.get(parameter), self._aside.get(parameter)
-            if mean is None and self._is_stand_in(parameter):
+            # In an earlier share it may have been zeroed behind the step.
+            is_zeroed = parameter.grad is None and parameter in self._aside_due
+            if mean is None and (is_zeroed or self._is_stand_in(parameter)):
                 parameter.grad = aside
+                self._aside_due.discard(parameter)
             elif mean is not None:
                 parameter.grad = mean if aside is None else mean.add_(aside)
                 self._shown[parameter] = mean, mean._version
@@ -169,8 +173,8 @@ class PartialGradients:
                     "virtual_replicas they are the mean over the shares of the batch, "
                     "which a later backward pass computes anew. Change them once, "
                     "between the last backward pass and the step. If the loss of "
-                    "another module goes through this one, step this one before, or "
-                    "freeze it meanwhile (requires_grad_(False))."
+                    "another module goes through this one, freeze this one meanwhile "
+                    "(requires_grad_(False)), and step at the end of the iteration."
                 )
 
     def note_stepped(self, optimizer: Optimizer) -> None:
@@ -180,6 +184,7 @@ class PartialGradients:
             for parameter in parameters_of(optimizer):
                 for kept in (self._due, self._others, self._aside, self._shown):
                     kept.pop(parameter, None)
+                self._aside_due.discard(parameter)
 
     def show_before_step(self) -> None:
         """Put back what no gradient has met before the step."""
@@ -198,6 +203,10 @@ class PartialGradients:
         self.drop_abandoned()
         for parameter in parameters_of(optimizer):
             self.hide(parameter, is_own=False)
+            if self._is_stand_in(parameter) and parameter in self._aside:
+                self._aside_due.add(parameter)
+            elif parameter not in self._aside_due:  # Zeroed before the step.
+                self._aside.pop(parameter, None)
             if parameter not in self._others:
                 continue
             if is_again:
@@ -226,6 +235,7 @@ class PartialGradients:
         if self._global_batch == current_global_batch():
             return
         self._due, self._others, self._aside, self._shown = {}, {}, {}, {}
+        self._aside_due = set()
         if self.hides:
             for parameter in self._stand_ins:
                 if self._is_stand_in(parameter):

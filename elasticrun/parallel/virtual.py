@@ -111,6 +111,10 @@ class VirtualReduction:
                 "Take the loss over the share alone, or leave virtual_replicas out."
             )
 
+    def end_backward(self) -> None:
+        """Keep the buffers as they are now, behind the backward pass of a share."""
+        self._buffers.leave()
+
     def means(self, sums: Mapping[Tensor, TreeSum]) -> dict[Tensor, Tensor]:
         """Return the mean gradients over the shares of all processes. Collective."""
         if not self._is_alone:
@@ -127,7 +131,9 @@ class _ShareBuffers:
 
     As DDP keeps those of rank 0. They are sent with the gradients, so that a process
     needs no other one behind these; and at the batch's end once more if there was
-    another forward pass. Until then each share goes on with its own.
+    another forward pass with gradients. Until then each share goes on with its own.
+    What a pass without gradients does to them behind the last backward pass is not
+    kept: it may be one process's alone, and needs no other one either.
 
     Args:
         is_first: Whether this process has the first share.
@@ -148,7 +154,7 @@ class _ShareBuffers:
         self._share = 0
         self._before: list[Tensor] = []
         self._kept: list[Tensor] = []  # Of the first share.
-        self._is_sent = False
+        self._is_behind = False  # What is to be kept of the share is left.
 
     def begin_forward(self, loop: Loop) -> None:
         """Prepare a forward pass that may change them."""
@@ -156,31 +162,45 @@ class _ShareBuffers:
         if batch != self._batch:
             self._batch, self._share = batch, share
             self._before = self._kept = self._copied()
+            self._is_behind = False
         elif share != self._share:
-            self._leave_first()
+            self.leave()
             self._share = share
             self._set(self._before)
-        self._is_sent = False
+            self._is_behind = False
+        elif torch.is_grad_enabled():
+            self._is_behind = False
+
+    def leave(self) -> None:
+        """Keep the first share's, behind a backward pass or at the share's end."""
+        if self._batch is None or self._is_behind:
+            return
+        self._is_behind, copied = True, self._copied()
+        if [each.shape for each in copied] != [each.shape for each in self._before]:
+            raise ElasticRunError(
+                f"a forward pass of {type(self._module).__name__} changed the shape or "
+                "the number of its buffers, in a job with virtual_replicas, where each "
+                "share begins with those from before its global batch. Give them their "
+                "shape at the start, or keep them as usual attributes."
+            )
+        if self._is_first and self._share == 0:
+            self._kept = copied
 
     def send(self) -> None:
         """Tell all processes what the first share has. Collective."""
-        if self._batch is not None and not self._is_sent:
-            self._leave_first()
+        if self._batch is not None:
+            self.leave()
             if not self._is_first:
                 self._kept = self._copied()  # Memory to receive them in.
             self._send(self._kept)
-            self._is_sent = True
 
     def end_batch(self) -> None:
         """Set the first share's. Collective, if there was a forward pass since."""
         if self._batch is not None:
-            self.send()
+            if not self._is_behind:
+                self.send()
             self._set(self._kept)
             self._batch = None
-
-    def _leave_first(self) -> None:
-        if self._is_first and self._share == 0:
-            self._kept = self._copied()
 
     def _copied(self) -> list[Tensor]:
         return [each.detach().clone() for each in self._module.buffers()]

@@ -93,17 +93,39 @@ def plain() -> tuple[dict[str, Tensor], list[Any]]:
     return net.state_dict(), [*draws, drawn()]
 
 
-@pytest.mark.parametrize("how", ["one", "two", "closure", "scaler"])
+class Own(torch.optim.AdamW):
+    """None of torch's, so it might draw in its step."""
+
+
+def model_for(net: nn.Module, how: str) -> tuple[Any, list[Any]]:
+    parts = [[*net.parameters()]]
+    if how == "two":
+        parts = [parts[0][:2], parts[0][2:]]
+    kind = Own if how == "closure of own" else torch.optim.AdamW
+    optimizers = [kind(part, 1e-2) for part in parts]
+    model = AdaptiveDataParallel(net, optimizers)
+    if how == "inner mode":
+        model.eval()
+        net.train()
+    return model, optimizers
+
+
+@torch.no_grad()
+def look(model: nn.Module, x: Tensor, how: str) -> None:
+    if how == "looked at":
+        model(x)
+
+
+HOW = ["one", "two", "closure", "closure of own", "scaler", "looked at", "inner mode"]
+
+
+@pytest.mark.parametrize("how", HOW)
 def test_one_process_trains_as_a_plain_loop_over_the_shares(
     shared: Job, how: str
 ) -> None:
     expected, expected_draws = plain()
     net, draws = network(), []
-    parts = [[*net.parameters()]]
-    if how == "two":
-        parts = [parts[0][:2], parts[0][2:]]
-    optimizers = [torch.optim.AdamW(part, 1e-2) for part in parts]
-    model = AdaptiveDataParallel(net, optimizers)
+    model, optimizers = model_for(net, how)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=how == "scaler")
     register(scaler=scaler)
     for x, y in AdaptiveDataLoader(samples(), BATCH, drop_last=True):
@@ -114,21 +136,44 @@ def test_one_process_trains_as_a_plain_loop_over_the_shares(
             loss = cross_entropy(model(x), y)
             scaler.scale(loss).backward()
             draws.append(drawn())
+            look(model, x, how)
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             return loss
 
-        if how == "closure":
+        if how.startswith("closure"):
             optimizers[0].step(closure)
             continue
         closure()
         for optimizer in optimizers:
             scaler.step(optimizer)
         scaler.update()
+        look(model, x, how)
     assert [*draws, drawn()] == expected_draws
     for name, value in net.state_dict().items():
         assert torch.equal(value, expected[name]), name
+
+
+def test_gradients_of_the_batch_before_wait_for_a_step_without_others(
+    shared: Job,
+) -> None:
+    net = nn.ModuleDict({"often": nn.Linear(5, 3), "seldom": nn.Linear(5, 3)})
+    optimizer = torch.optim.SGD(net.parameters(), 1.0)
+    before = net["seldom"].weight.detach().clone()
+    (x, y), layers = samples().tensors, [*net.values()]
+    net.forward = lambda x, num: sum(each(x) for each in layers[:num])  # type: ignore[method-assign]
+    cross_entropy(net(x[:BATCH], 2), y[:BATCH]).backward()
+    expected = before - net["seldom"].weight.grad
+    optimizer.zero_grad()
+    model = AdaptiveDataParallel(net, optimizer)
+    train = AdaptiveDataLoader(samples(), BATCH)
+    for x, y in train.batches(2):
+        cross_entropy(model(x, 2 - train.batch_index), y).backward()
+        if train.batch_index:
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.testing.assert_close(net["seldom"].weight.detach(), expected)
 
 
 def test_shares_without_samples_are_left_out(shared: Job) -> None:
@@ -262,8 +307,7 @@ def a_forward_pass_after_the_step() -> None:
     def step(model: Any, optimizer: Any, x: Tensor, y: Tensor) -> None:
         cross_entropy(model(x), y).backward()
         optimizer.step()
-        with torch.no_grad():
-            model(x)
+        model(x)
 
     in_a_loop(step)
 
@@ -276,6 +320,38 @@ def gradients_clipped_between_two_passes() -> None:
         optimizer.step()
 
     in_a_loop(step)
+
+
+def a_closure_that_is_called_twice() -> None:
+    class Twice(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            closure()
+            return super().step(closure)
+
+    net = network()
+    optimizer = Twice(net.parameters(), 0.1)
+    model = AdaptiveDataParallel(net, optimizer)
+
+    for x, y in AdaptiveDataLoader(samples(), BATCH):
+
+        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+            loss = cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+
+def a_buffer_that_grows() -> None:
+    def grow(module: nn.Module, *_: Any) -> None:
+        module.mask = torch.ones(len(module.mask) + 1)
+
+    net = network()
+    net.register_buffer("mask", torch.ones(1))
+    net.register_forward_hook(grow)
+    model, _ = model_of(net)
+    for x, y in AdaptiveDataLoader(samples(), BATCH):
+        cross_entropy(model(x), y).backward()
 
 
 def sparse_gradients() -> None:
@@ -299,7 +375,9 @@ REFUSED = {
     gradients_in_a_loop_of_steps: (ElasticRunError, "in a loop of steps"),
     a_count: (ElasticRunError, r"weigh\(count=\.\.\.\) was called"),
     a_forward_pass_after_the_step: (ElasticRunError, "after the optimizer's step"),
-    gradients_clipped_between_two_passes: (ElasticRunError, "gradients were changed"),
+    gradients_clipped_between_two_passes: (ElasticRunError, "freeze this one"),
+    a_closure_that_is_called_twice: (ElasticRunError, "called its closure twice"),
+    a_buffer_that_grows: (ElasticRunError, "changed the shape or the number of its"),
     sparse_gradients: (ElasticRunError, "has sparse gradients"),
 }
 

@@ -127,6 +127,9 @@ def classify(
             optimizer.zero_grad()
             loss = cross_entropy(model(x), y)
             (scale * loss).backward()
+            if elasticrun.rank() == 0:
+                with torch.no_grad():  # One process looks at something.
+                    model(x)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             scheduler.step()
@@ -171,22 +174,47 @@ def contend() -> str:
 
 
 def accumulate() -> str:
-    """Step after each second global batch; one layer is used in every other share."""
+    """Step after each second global batch; one layer is used in every other share.
+
+    One is used in the first global batch of each two only.
+    """
     net = nn.ModuleDict({"one": nn.Linear(8, 3), "two": nn.Linear(8, 3)})
     other = nn.Linear(8, 3)  # Which no share uses.
-    net["other"] = other
-    net.forward = lambda x: net["two" if int(x[0, 0] * 100) % 2 else "one"](x)  # type: ignore[method-assign]
+    net["other"], net["first"] = other, nn.Linear(8, 3)
+
+    def forward(x: Tensor, is_first: bool) -> Tensor:
+        y = net["two" if int(x[0, 0] * 100) % 2 else "one"](x)
+        return y + net["first"](x) if is_first else y
+
+    net.forward = forward  # type: ignore[method-assign]
     optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
     model = AdaptiveDataParallel(net, optimizer, name="accumulate")
     sizes = AdaptiveDataLoader(
         Noisy(), batch_sampler=[[*range(9)], [3], [], [5, 6, 40]], name="lists"
     )
     for x, y in sizes:
-        cross_entropy(model(x), y).backward()
+        cross_entropy(model(x, sizes.batch_index % 2 == 0), y).backward()
         if sizes.batch_index % 2:
             optimizer.step()
             optimizer.zero_grad()
     assert other.weight.grad is None
+    return digest(net)
+
+
+def step_with_closures() -> str:
+    """Train with an optimizer that draws in its step, and calls a closure there."""
+    net = network()
+    optimizer = Noise(net.parameters(), lr=0.1)
+    model = AdaptiveDataParallel(net, optimizer, name="closures")
+    for x, y in AdaptiveDataLoader(Noisy(), BATCH, name="closed"):
+
+        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+            optimizer.zero_grad()
+            loss = cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
     return digest(net)
 
 
@@ -213,6 +241,7 @@ def train_all(
     torch.manual_seed(5)
     random.seed(5)
     found = [classify(num_workers, at_batch), contend(), accumulate()]
+    found.append(step_with_closures())
     return [*found, float(torch.rand(())), random.random()]
 
 
