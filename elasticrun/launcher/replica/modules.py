@@ -20,7 +20,7 @@ from elasticrun.replicas.wire import Message
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _MOST_MODULES = 8_000  # A message holds no more than a MiB.
 _OF_OPTIMIZERS = "torch._dynamo"
-_WITHOUT_FILES = ("__mp_main__", "cython_runtime", "_cython_")  # Of Cython's modules.
+_WITHOUT_FILES = ("mp_main__", "cython_")  # Those that Cython makes for itself.
 
 
 def modules_of_program(*, after: str) -> dict[str, ModuleType]:
@@ -162,7 +162,7 @@ def _is_elsewhere(told: tuple[str, int]) -> bool:
 
 def _is_stand_in(name: str, module: object) -> bool:
     """Return whether a program has put it there, for others to import."""
-    if "." in name or name.startswith(_WITHOUT_FILES):
+    if "." in name or name.lstrip("_").startswith(_WITHOUT_FILES):
         return False
     return module is not None and _spec(module) is None
 
