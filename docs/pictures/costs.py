@@ -30,19 +30,10 @@ def bars() -> dict[str, dict[str, float]]:
             for library in ("elasticrun", "torchdata")
         },
         "From kill -9 of a process to the next batch": {
-            "elasticrun --spares": find(
-                restart, what="kill -9 with spares", preparation="0"
-            )["median_seconds"],
             "elasticrun": find(restart, what="kill -9", launcher="elasticrun")[
                 "median_seconds"
             ],
             "torchrun": find(restart, what="kill -9", launcher="torchrun")[
-                "median_seconds"
-            ],
-        },
-        "From the wish for another number of processes to the next batch": {
-            "elasticrun scale": find(restart, what="scale, typed")["median_seconds"],
-            "torchrun, stopped and started": find(restart, what="scale")[
                 "median_seconds"
             ],
         },

@@ -12,11 +12,13 @@ from itertools import takewhile
 from types import FrameType, ModuleType
 from typing import Any
 
+from elasticrun import errors
 from elasticrun.errors import is_of_program
 from elasticrun.launcher import environment
 from elasticrun.replicas.process_end import freeze_modules
 from elasticrun.replicas.wire import Message
 
+_OWN = os.path.dirname(errors.__file__) + os.sep
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _MOST_MODULES = 8_000  # A message holds no more than a MiB.
 _OF_OPTIMIZERS = "torch._dynamo"
@@ -57,8 +59,10 @@ class ProgramImports:
         environment.notice_writes(self._note)
 
     def _note(self, name: str, value: str | None) -> None:
-        frame: FrameType | None = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(2)  # Behind the function that calls it.
         while frame is not None and not _is_importing(frame):
+            if frame.f_code.co_filename.startswith(_OWN):
+                return  # It does so in the next generation, too.
             if _is_of_program(frame.f_code.co_filename):
                 self._written.append((next(reversed(sys.modules)), name, value))
                 return
