@@ -157,6 +157,8 @@ class Job:
 
         def steps(generation: int, rank: int) -> list[tuple[int, int, int]]:
             path = self.folder / "trace" / f"{generation}-{rank}.jsonl"
+            if not path.exists():  # There was one replica.
+                return []
             lines = [json.loads(line) for line in path.read_text().splitlines()]
             return [(each["epoch"], each["loop"], each["batch"]) for each in lines]
 
