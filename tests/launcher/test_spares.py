@@ -245,8 +245,8 @@ for _ in elasticrun.remaining_epochs_until(1):
 """
 
 UNLIKE = {
-    # A package of the same name that is found first from then on.
-    "vendored": "import sys\nsys.path.insert(0, VENDOR)\n",
+    # Another package of the name, which a spare would not find, and so it ends.
+    "vendored": "import os, sys\nsys.path.insert(0, VENDOR)\n",
     "stand_in": "import sys, types\nsys.modules['missing'] = types.ModuleType('x')\n",
     "folder": "import os\nos.chdir(VENDOR)\n",
     "variable": "import os\nos.environ['LATE'] = 'set'\n",
@@ -257,7 +257,9 @@ try:
     import missing
 except ImportError:
     missing = None
-FOUND = (missing is not None, os.getcwd(), os.environ.get("LATE"), os.getpid())
+FOUND = (missing is not None, os.getcwd(), os.environ.get("LATE"))
+with open(os.path.join(os.environ["LAUNCHER_TEST"], "looked"), "a") as file:
+    file.write("looked\\n")
 """
 
 
@@ -265,28 +267,31 @@ FOUND = (missing is not None, os.getcwd(), os.environ.get("LATE"), os.getpid())
 @pytest.mark.parametrize("name", UNLIKE)
 def test_an_import_finds_what_it_found(stage: Stage, name: str) -> None:
     """Whatever the script has done before it, or behind it."""
-    site, vendor = stage.root / "site-packages", stage.root / "vendor"
-    for folder in (site, vendor):
-        folder.mkdir()
-    (site / "plain.py").write_text("FROM = 'installed'\n")
-    (vendor / "plain.py").write_text("FROM = 'vendor'\n")
-    (site / "looks.py").write_text(LOOKS)
+    site = stage.root / "site-packages"
+    vendor = stage.root / "vendor" / "site-packages"
+    for folder, source in ((site, "installed"), (vendor, "vendor")):
+        folder.mkdir(parents=True)
+        (folder / "looks.py").write_text(f"{LOOKS}SOURCE = {source!r}\n")
     (site / "first.py").write_text("import os\nLATE = os.environ.get('LATE')\n")
     script = stage.root / "train.py"
     act = UNLIKE[name].replace("VENDOR", repr(str(vendor)))
     script.write_text(
-        f"import first, plain\n{act}import looks\n"
-        "print(plain.FROM, first.LATE, *looks.FOUND[:-1], flush=True)\n" + DIES
+        f"import first\n{act}import looks\n"
+        "print('found', looks.SOURCE, first.LATE, *looks.FOUND, flush=True)\n" + DIES
     )
     path = f"{REPOSITORY}{os.pathsep}{site}"
     with running(
         stage, "--replicas", 1, script=script, command=LEISURELY, PYTHONPATH=path
     ) as job:
         stage.wait_for("trains")
-        spares_of(job, 1)
+        if name == "vendored":
+            looked = stage.root / "looked"
+            wait_until(lambda: len(looked.read_text().split()) == 2, "a spare")
+        else:
+            spares_of(job, 1)
         stage.mark("free")
         assert job.wait() == 0, job.events
-    first, again = [e for e in job.output.splitlines() if e.startswith("[0] installed")]
+    first, again = [e for e in job.output.splitlines() if e.startswith("[0] found")]
     assert first == again
 
 

@@ -208,6 +208,16 @@ def test_spares_become_successors_of_a_crash_and_not_of_a_rescaling(
     assert [each.pid for each in successors.offer()] == pids
 
 
+def test_nobody_waits_for_a_spare_whose_imports_have_no_end(opened: Open) -> None:
+    stage = opened()
+    stage.train()
+    stage.fork()
+    assert stage.takeover.successors.num_ready_spares == 0
+    stage.takeover.end()
+    stage.takeover.prepare()
+    assert [size for size, _ in stage.asked] == [2]  # Others are forked.
+
+
 def test_spares_that_only_import_end_in_silence(opened: Open) -> None:
     """And the program may still rehearse."""
     stage = opened()
