@@ -215,14 +215,16 @@ def test_what_is_started_for_a_rescaling_imports_what_optimizers_need(
     """While it waits for the old replicas; all else its script imports itself."""
     script = stage.root / "train.py"
     script.write_text(OPTIMIZES)
-    options = ("--replicas", 1)
+    options = ("--replicas", 2)
     with running(stage, *options, script=script, command=LEISURELY) as job:
         stage.wait_for("trains")
-        assert elasticrun(stage, "scale", "2", str(job.pid)).returncode == 0
+        assert elasticrun(stage, "scale", "3", str(job.pid), "--force").returncode == 0
         assert job.wait() == 75, job.events
-    assert sorted(job.output.splitlines()) == ["[0] False", "[0] True", "[1] True"]
+    first, again = ([f"[{rank}] {e}" for rank in range(n)] for n, e in SAID)
+    assert sorted(job.output.splitlines()) == sorted([*first, *again])
 
 
+SAID = ((2, False), (3, True))
 OPTIMIZES = """
 import os, sys
 from pathlib import Path
@@ -247,6 +249,7 @@ for _ in elasticrun.remaining_epochs_until(1):
 UNLIKE = {
     # Another package of the name, which a spare would not find, and so it ends.
     "vendored": "import os, sys\nsys.path.insert(0, VENDOR)\n",
+    "seeds": "import os, torch\ntorch.manual_seed(5)\nimport seeds\n",
     "stand_in": "import sys, types\nsys.modules['missing'] = types.ModuleType('x')\n",
     "folder": "import os\nos.chdir(VENDOR)\n",
     "variable": "import os\nos.environ['LATE'] = 'set'\n",
@@ -272,19 +275,21 @@ def test_an_import_finds_what_it_found(stage: Stage, name: str) -> None:
     for folder, source in ((site, "installed"), (vendor, "vendor")):
         folder.mkdir(parents=True)
         (folder / "looks.py").write_text(f"{LOOKS}SOURCE = {source!r}\n")
+    (site / "seeds.py").write_text("import torch\ntorch.manual_seed(1)\n")
     (site / "first.py").write_text("import os\nLATE = os.environ.get('LATE')\n")
     script = stage.root / "train.py"
     act = UNLIKE[name].replace("VENDOR", repr(str(vendor)))
     script.write_text(
-        f"import first\n{act}import looks\n"
-        "print('found', looks.SOURCE, first.LATE, *looks.FOUND, flush=True)\n" + DIES
+        f"import sys, first\n{act}import looks\n"
+        "import torch\nprint('found', looks.SOURCE, first.LATE, *looks.FOUND, "
+        "torch.rand(1).item() if 'seeds' in sys.modules else '', flush=True)\n" + DIES
     )
     path = f"{REPOSITORY}{os.pathsep}{site}"
     with running(
         stage, "--replicas", 1, script=script, command=LEISURELY, PYTHONPATH=path
     ) as job:
         stage.wait_for("trains")
-        if name == "vendored":
+        if name in ("vendored", "seeds"):
             looked = stage.root / "looked"
             wait_until(lambda: len(looked.read_text().split()) == 2, "a spare")
         else:
