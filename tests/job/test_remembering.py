@@ -17,10 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-import torchmetrics
 from torch import nn
 
-import elasticrun
 from elasticrun import (
     Accumulator,
     AdaptiveDataLoader,
@@ -37,7 +35,7 @@ from elasticrun.job.current import current_job
 from elasticrun.job.noise import NoiseRecord, StepPart
 from elasticrun.job.replay import ReplayedStates
 from elasticrun.job.rescue import remember
-from elasticrun.testing import Job, run_generation
+from elasticrun.testing import Job
 
 Change = Callable[[], Any]
 DTYPES = (
@@ -204,6 +202,11 @@ CHANGES = [
     *(state_of_the_programs_own, accumulator, loader, steps, keys_seen),
     *(generators, second_normal_numbers),
 ]
+
+
+def state_called(name: str) -> BaseState:
+    (state,) = [each for each in current_job().states if each.name == name]
+    return state
 
 
 def saved(states: list[BaseState]) -> list[bytes]:
@@ -423,222 +426,6 @@ def test_all_of_torchs_schedulers_are_tried() -> None:
     assert names | {"ReduceLROnPlateau", "SWALR"} == schedulers().keys() | (
         names & bases
     )
-
-
-def state_called(name: str) -> BaseState:
-    (state,) = [each for each in current_job().states if each.name == name]
-    return state
-
-
-def test_a_changed_parameter_is_noticed(job: Job) -> None:
-    net = nn.Linear(2, 2)
-    register(net=net)
-    state = state_called("net")
-    remember(state)()
-    put_back = remember(state)
-    net.weight.detach().add_(1)
-    with pytest.raises(CannotRescueError, match="parameters of 'net' have changed"):
-        put_back()
-    put_back = remember(state)
-    net.weight = nn.Parameter(torch.ones(2, 2))
-    with pytest.raises(CannotRescueError, match="parameters of 'net' have changed"):
-        put_back()
-
-
-def halve_in_place(parameter: torch.Tensor) -> None:
-    parameter.data.mul_(0.5)
-
-
-def halve_by_assignment(parameter: torch.Tensor) -> None:
-    parameter.data = parameter.data * 0.5
-
-
-@pytest.mark.parametrize("halve", [halve_in_place, halve_by_assignment])
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_an_average_that_changes_through_data_is_noticed(
-    job: Job, halve: Callable[[torch.Tensor], None], layout: torch.memory_format
-) -> None:
-    """As momentum encoders do in the forward pass, which torch does not count."""
-    key = nn.Conv2d(2, 2, 3, bias=False).requires_grad_(False)
-    register(key=key.to(memory_format=layout))
-    put_back = remember(state_called("key"))
-    halve(key.weight)
-    with pytest.raises(CannotRescueError, match="parameters of 'key' have changed"):
-        put_back()
-
-
-def test_a_buffer_is_noticed_that_changes_where_nobody_looks(job: Job) -> None:
-    net = nn.Linear(2, 2)
-    net.register_buffer("queue", torch.zeros(100))
-    register(net=net)
-    put_back = remember(state_called("net"))
-    net.get_buffer("queue").data[50] = 1.0
-    with pytest.raises(CannotRescueError, match="buffers of 'net' have changed"):
-        put_back()
-
-
-def test_buffers_and_parameters_may_move(job: Job) -> None:
-    """As when they are sent to another process."""
-    net = nn.BatchNorm1d(100_000)
-    register(net=net)
-    remember(state_called("net"))
-    net.share_memory()
-    put_back = remember(state_called("net"))
-    before = saved([state_called("net")])
-    net(torch.randn(2, 100_000))
-    put_back()
-    assert saved([state_called("net")]) == before
-    net.get_buffer("running_mean").resize_(5)
-    with pytest.raises(CannotRescueError, match="buffers of 'net' change their shapes"):
-        remember(state_called("net"))
-
-
-def test_large_tensors_of_a_programs_own_are_looked_at(job: Job) -> None:
-    values = Variables(name="own", tensor=torch.ones(5000))
-    put_back = remember(state_called("own"))
-    put_back()
-    values.tensor.data.mul_(2)
-    with pytest.raises(CannotRescueError, match="more of 'own' has changed since"):
-        put_back()
-
-
-def test_no_boundary_is_kept_while_gradients_wait(job: Job) -> None:
-    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    register(net=net)
-    state = state_called("net")
-    for _ in range(2):
-        for _ in range(2):
-            net(torch.randn(2, 2)).sum().backward()
-            for _ in range(2):  # A loop without gradients, too, has boundaries.
-                with pytest.raises(CannotRescueError, match="gradients of 'net' wait"):
-                    remember(state)()
-        optimizer.step()
-        put_back = remember(state)
-        remember(state)()
-        before = saved([state])
-        net(torch.randn(2, 2)).sum().backward()
-        remember(state)
-        put_back()  # To the last step.
-        assert saved([state]) == before
-        optimizer.zero_grad()
-        remember(state)()
-
-
-def test_a_module_that_saves_in_a_way_of_its_own_cannot_be_remembered(job: Job) -> None:
-    class Counting(nn.Module):
-        count = 0
-
-        def _save_to_state_dict(self, values: Any, prefix: str, keep: bool) -> None:
-            values[prefix + "count"] = torch.tensor(self.count)
-
-    register(net=nn.Sequential(nn.Linear(2, 2), Counting()))
-    with pytest.raises(CannotRescueError, match="Counting in 'net' has a way of its"):
-        remember(state_called("net"))
-
-
-def test_what_decides_batch_sizes_keeps_nobody_from_a_rescue(job: Job) -> None:
-    net = nn.Linear(2, 2)
-    own = torch.optim.SGD(net.parameters(), lr=0.1)
-    AdaptiveDataParallel(net, own, measure_noise=True)
-    AdaptiveDataLoader(range(10), 2).autoscale(8)
-    for state in current_job().states:
-        remember(state)()
-
-
-def test_a_module_elsewhere_than_on_the_cpu_cannot_be_remembered(job: Job) -> None:
-    register(net=(net := nn.Linear(2, 2)))
-    net.to("meta")
-    with pytest.raises(CannotRescueError, match="whether a Parameter of 'net' changes"):
-        remember(state_called("net"))
-
-
-def test_a_metric_that_is_updated_since_is_noticed(job: Job) -> None:
-    register(metric=(metric := torchmetrics.SumMetric()))
-    state = state_called("metric")
-    put_back = remember(state)
-    put_back()
-    metric.update(1.0)
-    with pytest.raises(CannotRescueError, match="each replica has a part"):
-        put_back()
-
-
-def test_a_momentum_that_was_dropped_is_noticed(job: Job) -> None:
-    net = nn.Linear(2, 2)
-    own = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    register(optimizer=own)
-    net(torch.ones(2)).sum().backward()
-    own.step()
-    put_back = remember(state_called("optimizer"))
-    own.state.clear()
-    with pytest.raises(CannotRescueError, match="'optimizer' has other groups or"):
-        put_back()
-
-
-def test_a_state_without_attributes_cannot_be_remembered(job: Job) -> None:
-    class Elsewhere(State):
-        def save(self, fileobj: Any) -> None:
-            """Write what is a global of the program."""
-
-        def load(self, fileobj: Any) -> None:
-            """Read it."""
-
-    with pytest.raises(CannotRescueError, match="what 'elsewhere' saves is elsewhere"):
-        remember(Elsewhere("elsewhere"))
-
-
-def test_values_that_are_not_plain_are_named_at_the_first_boundary(job: Job) -> None:
-    class Holder(Counted):
-        def __init__(self) -> None:
-            super().__init__()
-            self.generator = np.random.default_rng(1)
-
-    with pytest.raises(
-        CannotRescueError, match=r"'Holder' has a Generator \('generator'\)"
-    ):
-        remember(Holder(), is_new=True)
-
-
-def test_what_each_replica_has_of_its_own_cannot_be_remembered(job: Job) -> None:
-    class Own(Counted):
-        is_per_replica = True
-
-    class Synced(Counted):
-        def sync(self) -> None:
-            pass
-
-    for kind in (Own, Synced):
-        state = kind()
-        with pytest.raises(CannotRescueError, match="each replica has a part"):
-            remember(state)
-
-
-class Own(State):
-    """What each replica has of its own, so that nobody can save it alone."""
-
-    is_per_replica = True
-
-    def save(self, fileobj: Any) -> None:
-        pass
-
-    def load(self, fileobj: Any) -> None:
-        pass
-
-
-def on_at_boundaries(directory: str) -> list[bool]:
-    elasticrun.init(directory, rescue="always")
-    Own("own")
-    rescue = elasticrun.current_job().rescue
-    assert rescue is not None
-    loader = AdaptiveDataLoader(range(4), 2)
-    return [rescue.is_on, *(rescue.is_on for _ in loader)]
-
-
-@pytest.mark.slow
-def test_a_survivor_may_say_why_there_is_no_rescue(tmp_path: Path) -> None:
-    """So a launcher waits for one, from the first boundary on."""
-    expected = [False, False, True]
-    assert run_generation(on_at_boundaries, 2, str(tmp_path)) == [expected] * 2
 
 
 @pytest.mark.parametrize(
