@@ -190,7 +190,9 @@ def test_each_of_two_replicas_sees_and_draws_what_it_had(tmp_path: Path) -> None
     stop_in = len(calm[0][0]) // 2
     assert run("stopped", stop_in) == [None, None]
     for (seen, *end), (found, *found_end) in zip(calm, run("stopped", -1), strict=True):
-        assert found == seen[stop_in:]
+        # The replicas agree on this boundary, or on one a little later.
+        assert 0 < len(found) <= len(seen) - stop_in
+        assert found == seen[-len(found) :]
         assert found_end == end
 
 
