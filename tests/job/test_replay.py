@@ -333,3 +333,58 @@ def test_nothing_is_read_again_where_nothing_has_changed(tmp_path: Path) -> None
     run_once(lambda: script(5), tmp_path)
     run_once(lambda: script(-1), tmp_path)
     assert loads == [1]
+
+
+def test_a_state_that_is_registered_late_is_shown_as_it_was(tmp_path: Path) -> None:
+    def script(stop_in: int) -> Any:
+        train = AdaptiveDataLoader(Numbers(6), batch_size=2)
+        v: Any = None
+        found = []
+        for epoch in remaining_epochs_until(2):
+            v = Variables(turns=0) if v is None else v
+            v.turns += 1
+            scale = 10 * v.turns
+            for _ in train:
+                found.append((epoch, scale))
+                if len(found) == stop_in:
+                    request_stop()
+        return found
+
+    calm = run_once(lambda: script(-1), tmp_path / "calm")
+    assert run_once(lambda: script(5), tmp_path / "job") is None
+    assert run_once(lambda: script(-1), tmp_path / "job") == calm[5:]
+
+
+def test_an_object_is_not_shown_with_parts_of_two_moments(tmp_path: Path) -> None:
+    class Total:
+        """Refuses what was never there together."""
+
+        def __init__(self) -> None:
+            self.count, self.sums = 0, torch.zeros(NUM_LARGE)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"count": self.count, "sums": self.sums.clone()}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            if state["count"] != state["sums"][0]:
+                raise ValueError("the count is of other sums")
+            self.count, self.sums = state["count"], state["sums"].clone()
+
+        def add(self) -> None:
+            self.count += 1
+            self.sums += 1
+
+    def script(stop_in: int) -> Any:
+        total = Total()
+        register(total=total)
+        train = AdaptiveDataLoader(Numbers(6), batch_size=2)
+        for epoch in remaining_epochs_until(2):
+            total.add()
+            for number, _ in enumerate(train, 3 * epoch):
+                total.add()
+                if number == stop_in:
+                    request_stop()
+        return total.count, total.sums[-1].item()
+
+    assert run_once(lambda: script(4), tmp_path) is None
+    assert run_once(lambda: script(-1), tmp_path) == (8, 8.0)
