@@ -108,7 +108,7 @@ def test_whoever_dies_wherever_nothing_is_trained_twice(
     )
     assert "rank 0 was killed by signal 9 (SIGKILL); rank 1 saved epoch 0" in job.events
     assert "Traceback" not in job.events  # Of who lost the connection, in the logs.
-    assert "after the death of" not in job.events  # Of who saved: what happened is said.
+    assert "after the death of" not in job.events  # The crash says who saved.
     rescue = stage.committed()[-2]["rescue"]
     assert rescue == "by rank 1 after the death of rank 0"
     history = History(read_events(stage.checkpoints))
