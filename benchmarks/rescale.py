@@ -1,22 +1,23 @@
 """Measure restarts of the digits example; JSON lines.
 
-    python benchmarks/rescale.py [--rounds 10] [--only NAME ...]
+    python benchmarks/rescale.py [--rounds 2] [--only NAME ...]
 
 The example runs as people's scripts do: one that sets a variable, imports scikit-learn
 and a module of its own, and prepares itself for 0 or 3 s. Four things are measured,
-beside torchrun:
+of elasticrun, of elasticrun with `--spares`, and of torchrun:
 
-- `scale`, as a command: from its start to the first new batch, and the pause between
-  the last old and the first new one;
+- `scale`, as a command: the pause between the last old and the first new batch;
+- the time from the start of that command to the first new batch;
 - `kill -9` of a replica to the next batch;
-- `kill -9` of everything, and the same command, to the next batch;
-- what the launcher itself costs.
+- `kill -9` of everything, and the same command, to the next batch.
 
 "First batch" is the first one that rank 0 of the new generation is given. Spares wait
 before a replica is killed. What a kill costs is told in steps, too: those that were
-trained again. A rescue is measured with checkpoints every 0.3 s, as all else, though it
-does not need them. torchrun restarts after a `kill -9` by itself; to rescale, it is
-stopped and started again. With 5 rounds it takes about 9 minutes.
+trained again. torchrun restarts after a `kill -9` by itself; to rescale, it is stopped
+and started again. With 2 rounds all of that takes about 8 minutes.
+
+By name only: what the `launcher` itself costs, and `rescue`, the same kill with one,
+where checkpoints every 0.3 s, as all else has them, are not needed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import itertools
 import json
 import os
 import signal
@@ -213,35 +215,16 @@ def kill_a_rank(process: psutil.Popen) -> None:
     max(children, key=lambda each: (each.create_time(), each.pid)).kill()
 
 
-def measure_elasticrun(preparation: int, rounds: int) -> None:
-    with job_of([*ELASTICRUN, "run", "--replicas", "2"], preparation) as (job, process):
-        scaled = []
-        for number in range(rounds):
-            job.wait_until_steady()
-            size = ("3", "2")[number % 2]
-            scaled.append(job.restart(functools.partial(job.ask, "scale", size)))
-        tell("scale, typed", "elasticrun", scaled, preparation)
-        job.wait_until_steady()
-        if rounds % 2:
-            job.restart(functools.partial(job.ask, "scale", "2"))
-        killed = [kill_with_spares(job, process) for _ in range(rounds)]
-        tell("kill -9", "elasticrun", killed, preparation)
-
-
-def measure_kill(
-    preparation: int, rounds: int, *, what: str, options: list[str], rescue: str = "off"
-) -> None:
-    command = [*ELASTICRUN, "run", "--replicas", "2", *options]
-    with job_of(command, preparation, rescue) as (job, process):
-        killed = [kill_with_spares(job, process) for _ in range(rounds)]
-    tell(what, "elasticrun", killed, preparation)
-
-
 def kill_with_spares(job: Job, process: psutil.Popen) -> Restart:
     job.wait_until_steady()
-    wait_until(lambda: job.status(process)["spares"] == 2)
+    status = job.status(process)
+    wait_until(lambda: job.status(process)["spares"] == status["target"])
     pid = job.status(process)["members"][1]["pid"]
     return job.restart(functools.partial(os.kill, pid, signal.SIGKILL))
+
+
+def elasticrun(size: int, *options: str) -> list[str]:
+    return [*ELASTICRUN, "run", "--replicas", str(size), *options]
 
 
 def torchrun(size: int) -> list[str]:
@@ -249,30 +232,47 @@ def torchrun(size: int) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *options]
 
 
-def measure_torchrun(preparation: int, rounds: int) -> None:
-    with job_of(torchrun(2), preparation) as (job, process):
-        killed = []
-        for _ in range(rounds):
-            job.wait_until_steady()
-            killed.append(job.restart(functools.partial(kill_a_rank, process)))
-        tell("kill -9", "torchrun", killed, preparation)
+def measure(
+    launcher: str, command: Callable[[int], list[str]], preparation: int, rounds: int
+) -> None:
+    """Measure all of one launcher, with one job."""
+    is_torchs, sizes = launcher == "torchrun", itertools.cycle((3, 2))
+
+    def scale() -> Restart:
+        job.wait_until_steady()
+        size = next(sizes)
+        if is_torchs:
+            return restart_all(command(size), terminate)
+        return job.restart(functools.partial(job.ask, "scale", str(size)))
+
+    def kill() -> Restart:
+        if not is_torchs:
+            return kill_with_spares(job, job.process)
+        job.wait_until_steady()
+        return job.restart(functools.partial(kill_a_rank, job.process))
+
+    def kill_all() -> Restart:
+        job.wait_until_steady()
+        return restart_all(command(2), kill_tree)
+
+    def restart_all(
+        command: list[str], end: Callable[[psutil.Popen], object]
+    ) -> Restart:
+        return job.restart(functools.partial(job.start_again, command, end))
+
+    with job_of(command(2), preparation) as (job, _):
+        for what, restart in (
+            ("scale", scale),
+            (KILL_ALL, kill_all),
+            ("kill -9", kill),
+        ):
+            tell(what, launcher, [restart() for _ in range(rounds)], preparation)
 
 
-def measure_again(preparation: int, rounds: int) -> None:
-    """Kill everything, or stop torchrun to rescale it, and start it again."""
-    for what, launcher, command, end in (
-        (KILL_ALL, "elasticrun", [*ELASTICRUN, "run", "--replicas", "2"], kill_tree),
-        (KILL_ALL, "torchrun", torchrun(2), kill_tree),
-        ("scale", "torchrun stopped and started", torchrun(3), terminate),
-    ):
-        with job_of(command, preparation) as (job, _):
-            restarts = []
-            for _ in range(rounds):
-                job.wait_until_steady()
-                restarts.append(
-                    job.restart(functools.partial(job.start_again, command, end))
-                )
-        tell(what, launcher, restarts, preparation)
+def measure_rescue(rounds: int) -> None:
+    with job_of(elasticrun(2), 0, "always") as (job, process):
+        killed = [kill_with_spares(job, process) for _ in range(rounds)]
+    tell("kill -9, rescued", "elasticrun", killed, 0)
 
 
 def terminate(process: psutil.Popen) -> None:
@@ -302,7 +302,7 @@ def tell(what: str, launcher: str, restarts: list[Restart], preparation: int) ->
 
 def measure_launcher(rounds: int) -> None:
     """What the launcher itself costs, and how long the command line takes."""
-    with job_of([*ELASTICRUN, "run", "--replicas", "2"], 0) as (job, process):
+    with job_of(elasticrun(2), 0) as (job, process):
         wait_until(lambda: job.status(process)["spares"] == 2)
         before, begin = sum(process.cpu_times()[:2]), time.perf_counter()
         time.sleep(10.0)
@@ -335,32 +335,22 @@ def seconds_of(command: list[str], job: Job) -> float:
     return round(time.perf_counter() - begin, 3)
 
 
-spared = functools.partial(
-    measure_kill, what="kill -9 with spares", options=["--spares"]
-)
-rescued = functools.partial(
-    measure_kill, what="kill -9, rescued", options=[], rescue="always"
-)
-MEASURES: dict[str, Callable[[int], None]] = {
-    "launcher": measure_launcher,
-    **{
-        f"{name}-{seconds}": functools.partial(measure, seconds)
-        for name, measure in (
-            ("elasticrun", measure_elasticrun),
-            ("spares", spared),
-            ("torchrun", measure_torchrun),
-            ("again", measure_again),
-        )
-        for seconds in (0, 3)
-    },
-    "rescue": functools.partial(rescued, 0),
+FOUR: dict[str, Callable[[int], None]] = {
+    f"{name}-{seconds}": functools.partial(measure, launcher, command, seconds)
+    for seconds in (0, 3)
+    for name, launcher, command in (
+        ("elasticrun", "elasticrun", elasticrun),
+        ("spares", "elasticrun --spares", lambda size: elasticrun(size, "--spares")),
+        ("torchrun", "torchrun", torchrun),
+    )
 }
+MEASURES = {**FOUR, "launcher": measure_launcher, "rescue": measure_rescue}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--only", nargs="+", choices=MEASURES, default=[*MEASURES])
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--only", nargs="+", choices=MEASURES, default=[*FOUR])
     options = parser.parse_args()
     for name in options.only:
         MEASURES[name](options.rounds)

@@ -23,6 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     _open_standard_streams()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments[:1] == ["scale"]:  # argparse takes no JOB that an option precedes.
+        arguments.sort(key="--force".__eq__)
     parser = _make_parser(arguments[0] if arguments else "")
     if not arguments:
         parser.print_help(sys.stderr)

@@ -369,7 +369,7 @@ class Rescue:
         )
         if checkpoint.manifest.rescue == why:
             self.outcome = f"rank {self._records.rank} saved {kept.position}"
-            logger.warning("saved %s at %s %s", checkpoint.path, kept.position, why)
+            logger.info("saved %s at %s %s", checkpoint.path, kept.position, why)
 
     def close(self) -> None:
         """Give the records back."""

@@ -5,6 +5,7 @@ It imports no torch: programs without torch use it as well.
 
 from __future__ import annotations
 
+import _io
 import atexit
 import contextlib
 import ctypes
@@ -14,6 +15,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,32 +30,32 @@ def exit_at_once(code: int) -> None:
 
     But for what nobody reads: a full pipe must not keep the process.
     """
-    flushing = threading.Thread(target=flush_files, daemon=True)
+    flushing = threading.Thread(target=lambda: flush_files(open_files()), daemon=True)
     try:
         flushing.start()
         flushing.join(_FLUSH_SECONDS)
     except RuntimeError:  # From Python 3.12 on, no thread starts while it ends.
-        flush_files()
+        flush_files(open_files())
     os._exit(code)
 
 
-def flush_files() -> None:
+def flush_files(files: Iterable[Any]) -> None:
     """Write out what waits in this process's buffers, also in those of C."""
-    for file in [*_open_files(), *_standard_streams()]:
+    for file in [*files, *_standard_streams()]:
         with contextlib.suppress(Exception):  # It goes on with the others.
             file.flush()
     ctypes.CDLL(None).fflush(None)
 
 
-def close_files() -> None:
+def close_files(files: Iterable[Any]) -> None:
     """Close what is open but for the standard streams, as Python does at its end.
 
     So compressed files get their last bytes, too.
     """
-    flush_files()
+    flush_files(files)
     streams = _standard_streams()
     kept = [*streams, *(getattr(each, "buffer", None) for each in streams)]
-    for file in _open_files():
+    for file in files:
         if not any(file is each for each in kept):
             with contextlib.suppress(Exception):  # Python says nothing, either.
                 file.close()
@@ -64,22 +66,18 @@ def freeze_modules() -> None:
 
     Each of the looks at a process's end would take 0.2 s in large ones.
     """
-    _frozen.extend(_open_files())
+    _frozen.extend(open_files())
     gc.freeze()
 
 
-def _standard_streams() -> list[Any]:
-    streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
-    return [each for each in streams if each is not None]
-
-
-def _open_files() -> list[io.IOBase]:
+def open_files() -> list[Any]:
     """Return what buffers, what writes into another one before that."""
-    # By type: objects that stand for others answer for these, or raise.
+    # By type: objects that stand for others answer for these, or raise. And by the one
+    # in C, which all of them have: io.IOBase asks its registry for each new type.
     files: list[Any] = [
         each
         for each in (*_frozen, *gc.get_objects())
-        if issubclass(type(each), io.IOBase)
+        if issubclass(type(each), _io._IOBase)
     ]
     inner = (io.BufferedWriter, io.BufferedRandom)
     texts = [each for each in files if isinstance(each, io.TextIOWrapper)]
@@ -89,6 +87,11 @@ def _open_files() -> list[io.IOBase]:
         if not isinstance(each, (io.TextIOWrapper, *inner, io.FileIO))
     ]
     return [*texts, *others, *(each for each in files if isinstance(each, inner))]
+
+
+def _standard_streams() -> list[Any]:
+    streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    return [each for each in streams if each is not None]
 
 
 def wait_for_threads(timeout: float = 10.0) -> None:

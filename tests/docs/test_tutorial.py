@@ -117,7 +117,5 @@ def shapes(text: str) -> list[str]:
     return [
         re.sub(r" +", " ", line).strip()
         for line in lines
-        if line not in ("...", "")
-        and not line.startswith("  speed")
-        and " after the death of " not in line
+        if line not in ("...", "") and not line.startswith("  speed")
     ]

@@ -14,6 +14,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from elasticrun.checkpoint.events import read_events
 from elasticrun.report.command import History
 from elasticrun.testing import read_trace
 from tests.launcher.running import (
+    LEISURELY,
     Running,
     Start,
     impatient,
@@ -106,6 +108,7 @@ def test_whoever_dies_wherever_nothing_is_trained_twice(
     )
     assert "rank 0 was killed by signal 9 (SIGKILL); rank 1 saved epoch 0" in job.events
     assert "Traceback" not in job.events  # Of who lost the connection, in the logs.
+    assert "after the death of" not in job.events  # The crash says who saved.
     rescue = stage.committed()[-2]["rescue"]
     assert rescue == "by rank 1 after the death of rank 0"
     history = History(read_events(stage.checkpoints))
@@ -123,6 +126,7 @@ def test_whoever_dies_wherever_nothing_is_trained_twice(
         ("", 3, 1, 300),
         *(("long", n, 0, 100) for n in (2, 3)),  # Each boundary is saved.
         ("long", 3, "off", 100),
+        ("scaled", 3, 1, 100),
     ],
 )
 def test_kills_at_random_cost_no_step_and_change_no_bit(
@@ -133,19 +137,33 @@ def test_kills_at_random_cost_no_step_and_change_no_bit(
     save_interval: object,
     num_kills: int,
 ) -> None:
-    """Kill replicas whenever, also while they start, save, or rescue."""
+    """Kill replicas whenever, also while they start, save, or rescue.
+
+    Spares run the script; or they import, and every fifth time the job is rescaled.
+    """
     drawn = random.Random(5)
-    script = SCRIPT.with_name("mortal_programs.py") if program else SCRIPT
-    options = ["--replicas", num_replicas, "--max-restarts", num_kills, "--spares"]
+    is_scaled, is_long = program == "scaled", program == "long"
+    script = SCRIPT.with_name("mortal_programs.py") if is_long else SCRIPT
+    options = ["--replicas", num_replicas, "--max-restarts", num_kills]
     own: dict[str, Any] = {"script": script, "PROGRAM": program}
     # The steps of the short one are shorter than what boundaries may cost.
-    own |= {"ELASTICRUN_RESCUE": "on" if program else "always"}
+    own |= {"ELASTICRUN_RESCUE": "on" if is_long else "always"}
     own |= {"ELASTICRUN_SAVE_INTERVAL": save_interval}
-    with running(stage, *options, EPOCHS=10**9, **own) as job:
+    if is_scaled:
+        own |= {"ELASTICRUN_VIRTUAL_REPLICAS": 6, "command": LEISURELY}
+    else:
+        options += ["--spares"]
+    with (
+        running(stage, *options, EPOCHS=10**9, **own) as job,
+        ThreadPoolExecutor() as pool,
+    ):
         wait_until(lambda: stage.num_delivered(0) > 5)
-        for _ in range(num_kills):
+        for number in range(num_kills):
             num_resumed = len(resumed_at(job))
-            time.sleep(drawn.uniform(0.1, 1.0))  # A moment, which is what is drawn.
+            if is_scaled and number % 5 == 4:
+                pool.submit(job.ask, "scale", drawn.choice((2, 3)), "--force")
+            most = 3.0 if is_scaled else 1.0  # So long do imports take.
+            time.sleep(drawn.uniform(0.1, most))  # A moment, which is what is drawn.
             kill_one(job, drawn)
             wait_until(partial(has_resumed, job, num_resumed + 1))
         stage.mark("enough")

@@ -218,7 +218,7 @@ def test_what_is_started_for_a_rescaling_imports_what_optimizers_need(
     options = ("--replicas", 2)
     with running(stage, *options, script=script, command=LEISURELY) as job:
         stage.wait_for("trains")
-        assert elasticrun(stage, "scale", "3", str(job.pid), "--force").returncode == 0
+        assert elasticrun(stage, "scale", "3", "--force", str(job.pid)).returncode == 0
         assert job.wait() == 75, job.events
     first, again = ([f"[{rank}] {e}" for rank in range(n)] for n, e in SAID)
     assert sorted(job.output.splitlines()) == sorted([*first, *again])

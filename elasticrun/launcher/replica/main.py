@@ -36,7 +36,7 @@ from elasticrun.launcher.replica.reporter import (
     code_of_stop,
     last_words,
 )
-from elasticrun.replicas.process_end import close_files, flush_files, wait_for_threads
+from elasticrun.replicas.process_end import close_files, open_files, wait_for_threads
 from elasticrun.replicas.signals import take_no_more_stop_signals
 from elasticrun.replicas.wire import Channel, Message, to_line
 
@@ -105,9 +105,10 @@ def main(control: int, listeners: list[int]) -> None:
     code = _end_threads(code)
     reporter.end()
     end = to_line(last_words())
-    flush_files()  # In a cycle, what a file writes to may be finalized before it.
+    files = open_files()  # In a cycle, what one writes to would be finalized before it.
     _release([*modules_of_program(after=last)])  # What it has replaced fails from here.
-    close_files()
+    close_files(files)
+    files.clear()
     stores.clear()
     channel.send_line(end)
     os._exit(code)

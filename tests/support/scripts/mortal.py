@@ -87,7 +87,7 @@ def step(inputs: torch.Tensor, targets: torch.Tensor, epoch: int) -> None:
     loss.backward()
     maybe_die("backward", *place)
     optimizer.step()
-    counts.trained += train.global_batch_size
+    counts.trained += train.is_step * train.global_batch_size
     if SUMS_IN_TRAINING:
         in_training["samples"] += train.num_valid
     maybe_die("step", *place)
