@@ -1,4 +1,4 @@
-"""Compare what one and two processes train with virtual replicas on one GPU; JSON lines.
+"""Compare what one and two processes train with virtual replicas on a GPU; JSON lines.
 
     python benchmarks/gpu/bits.py
 

@@ -31,7 +31,6 @@ done
 if [ ${#missing[@]} -gt 0 ]; then
   from=()
   [ -d build/wheels ] && from=(--no-index --find-links build/wheels)
-  # Not what it needs itself: that may be another torch, or is there.
   "$PYTHON" -m pip install -q --target "$PACKAGES" "${from[@]}" "${missing[@]}" || exit
 fi
 "$PYTHON" -c 'import torch
