@@ -17,10 +17,10 @@ cd "$(dirname "$0")/../.." || exit
 PYTHON=${PYTHON:-python3}
 RESULTS=${OUT:-benchmarks/results/gpu}
 PACKAGES=$PWD/build/gpu-packages
-TOTAL=470  # Seconds for all parts.
-small=()
-sizes=(1 8)
-[ "${1:-}" = --small ] && small=(--small) && sizes=(0.05)
+small=() sizes=(1 8) slack=1
+# A machine where it is tried out may be busy.
+[ "${1:-}" = --small ] && small=(--small) sizes=(0.05) slack=5
+TOTAL=$((470 * slack))  # Seconds for all parts.
 mkdir -p "$RESULTS" "$PACKAGES"
 export PYTHONPATH=$PWD:$PACKAGES${PYTHONPATH:+:$PYTHONPATH} OMP_NUM_THREADS=4
 
@@ -39,7 +39,7 @@ print("torch", torch.__version__, gpu)' || exit
 
 summary=()
 part() {  # part NAME SECONDS COMMAND...
-  local name=$1 limit=$2 begin=$SECONDS code=0
+  local name=$1 limit=$(($2 * slack)) begin=$SECONDS code=0
   local out=$RESULTS/$name
   shift 2
   rm -f "$out.json" "$out.log"
@@ -60,12 +60,12 @@ part() {  # part NAME SECONDS COMMAND...
 
 part tests 110 "$PYTHON" -m pytest -v --tb=short -p no:cacheprovider tests/gpu
 mv "$RESULTS/tests.json" "$RESULTS/tests.log"
-part step 160 "$PYTHON" benchmarks/gpu/step.py "${small[@]}" --seconds 155
+part step 160 "$PYTHON" benchmarks/gpu/step.py "${small[@]}" --seconds $((155 * slack))
 part rescue 45 "$PYTHON" benchmarks/gpu/rescue.py "${small[@]}"
 part save 60 "$PYTHON" benchmarks/gpu/save.py --gibibytes "${sizes[@]}"
 part bits 45 "$PYTHON" benchmarks/gpu/bits.py
 part restart 90 "$PYTHON" benchmarks/gpu/restart.py "${small[@]}"
 
-cat "$RESULTS"/*.json
+cat "$RESULTS"/*.json 2>/dev/null
 tail -n 3 "$RESULTS/tests.log"
 printf '%s\n' "${summary[@]}"
