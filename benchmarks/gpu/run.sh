@@ -58,13 +58,13 @@ part() {  # part NAME SECONDS COMMAND...
   ((code == 0)) || summary+=("$(tail -n 4 "$out.log")")
 }
 
-part tests 110 "$PYTHON" -m pytest -v --tb=short -p no:cacheprovider tests/gpu
+part tests 100 "$PYTHON" -m pytest -v --tb=short -p no:cacheprovider tests/gpu
 mv "$RESULTS/tests.json" "$RESULTS/tests.log"
-part step 160 "$PYTHON" benchmarks/gpu/step.py "${small[@]}" --seconds $((155 * slack))
+part step 140 "$PYTHON" benchmarks/gpu/step.py "${small[@]}" --seconds $((135 * slack))
 part rescue 45 "$PYTHON" benchmarks/gpu/rescue.py "${small[@]}"
-part save 60 "$PYTHON" benchmarks/gpu/save.py --gibibytes "${sizes[@]}"
-part bits 45 "$PYTHON" benchmarks/gpu/bits.py
-part restart 90 "$PYTHON" benchmarks/gpu/restart.py "${small[@]}"
+part save 80 "$PYTHON" benchmarks/gpu/save.py --gibibytes "${sizes[@]}"
+part bits 40 "$PYTHON" benchmarks/gpu/bits.py
+part restart 80 "$PYTHON" benchmarks/gpu/restart.py "${small[@]}"
 
 cat "$RESULTS"/*.json 2>/dev/null
 tail -n 3 "$RESULTS/tests.log"

@@ -1,6 +1,6 @@
 """Measure a step of AdaptiveDataParallel beside DDP's on one GPU; JSON lines.
 
-    python benchmarks/gpu/step.py [--small] [--seconds 150]
+    python benchmarks/gpu/step.py [--small] [--seconds 135]
 
 ResNet-50 (channels last) and a GPT-2 of 124 million parameters train in bfloat16, in
 one process and in two on the same GPU, started by torchrun: first with DDP, where
@@ -52,7 +52,7 @@ NUM_BLOCKS, NUM_STEPS = (2, 1) if IS_SMALL else (5, 10)
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--small", action="store_true", help="try it out on a CPU")
-    parser.add_argument("--seconds", type=float, default=150)
+    parser.add_argument("--seconds", type=float, default=135)
     parser.add_argument("--train", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.train is not None:
