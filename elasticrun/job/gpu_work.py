@@ -6,6 +6,9 @@ soon as the collective is aborted, the GPU does that work with whatever is in me
 with rescues on GPUs, the program waits at each reduction of gradients and before each
 step until the GPU is done, or a replica is known to have died. Then the program ends,
 and only then are collectives aborted: what the GPU has done before is known.
+
+What that costs is no more than the time from there to the boundary: until new work has
+been launched, the GPU has none.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable
 
 import torch
+from torch.compiler import is_compiling
 
 from elasticrun.checkpoint.states.state import CannotRescueError
 
@@ -60,26 +64,35 @@ class GpuWork:
         self._check = check
         self._abort = abort
         self._is_captured = False
+        self._done_at: float | None = None
 
     def wait(self) -> None:
         """Wait until the GPU has done all that the current stream was told."""
-        if torch.cuda.is_current_stream_capturing():
+        if is_compiling() or torch.cuda.is_current_stream_capturing():
             self._is_captured = True
             return
-        mark = Mark()
+        begun, mark = time.perf_counter(), Mark()
         while not mark.is_passed():
             self._check()
             time.sleep(0)  # Other threads may run.
+        now = time.perf_counter()
+        # What a later wait takes costs nothing: then the GPU has work.
+        self._done_at = now if self._done_at is None else self._done_at + now - begun
+
+    def take_done_at(self) -> float | None:
+        """Return when the GPU was done, less later waits, since the last call."""
+        done_at, self._done_at = self._done_at, None
+        return done_at
 
     def mark(self) -> Mark:
         """Return where the current stream is.
 
         Raises:
-            CannotRescueError: A step was captured in a CUDA graph: what is replayed
-                does not wait.
+            CannotRescueError: A step was compiled, or captured in a CUDA graph: what
+                is replayed does not wait.
         """
         if self._is_captured:
-            raise CannotRescueError("a step is in a CUDA graph")
+            raise CannotRescueError("a step is compiled, or in a CUDA graph")
         return Mark()
 
     def end(self, marks: Iterable[Mark]) -> None:

@@ -212,13 +212,12 @@ class Job:
         except OSError as error:
             self._no_rescue = f"{error}: raise the limit of a file's size (ulimit -f)"
             return None
-        is_on_gpu = self.device.type == "cuda"
-        if not self.settings.rescue or (is_on_gpu and self.settings.rescue is True):
-            if self.settings.rescue:
-                self._no_rescue = "on GPUs it is off (set ELASTICRUN_RESCUE=always)"
+        if not self.settings.rescue:
             records.close()
             return None
-        abort = self._membership.abort
+        gpu = None
+        if self._membership.waits_on_gpu:
+            gpu = GpuWork(self._gate.check, self._membership.abort)
         return Rescue(
             self.states,
             self._saver,
@@ -228,7 +227,7 @@ class Job:
             grace=self.settings.grace,
             may_cost=self.settings.rescue == "always",
             has_lost=lambda: self._watcher.has_lost,
-            gpu=GpuWork(self._gate.check, abort) if is_on_gpu else None,
+            gpu=gpu,
         )
 
     @property

@@ -142,6 +142,8 @@ class Rescue:
         except (CannotRescueError, RecordTooLargeError) as error:
             self._forget(str(error))
         self._num_reduced = 0
+        if self._gpu is not None:
+            begun = self._gpu.take_done_at() or begun
         is_too_much = self._cost.is_too_much(begun, time.perf_counter())
         if is_too_much and not self._may_cost:
             self._turn_off()
@@ -168,7 +170,8 @@ class Rescue:
 
     def wait_for_gpu(self) -> None:
         """Wait for what all replicas do together on GPUs; elsewhere that is done."""
-        if self._gpu is not None and not self.is_off:
+        # Where no boundary is kept, as with sharded modules, there is no rescue.
+        if self._gpu is not None and self._kept and not self.is_off:
             self._gpu.wait()
 
     def _look(self) -> None:
@@ -201,16 +204,18 @@ class Rescue:
                 )
 
     def _turn_off(self) -> None:
-        costs = {}
-        for state in self._states:
-            begun = time.perf_counter()
-            remember(state)
-            costs[state.name] = time.perf_counter() - begun
-        dearest = max(costs, key=costs.__getitem__)
-        self._forget(
-            f"to copy all takes {self._cost.microseconds:.0f} microseconds, most of it "
-            f"{dearest!r}, which is more than 1 % of a step"
-        )
+        took = f"{self._cost.microseconds:.0f} microseconds"
+        if self._gpu is None:
+            costs = {}
+            for state in self._states:
+                begun = time.perf_counter()
+                remember(state)
+                costs[state.name] = time.perf_counter() - begun
+            dearest = max(costs, key=costs.__getitem__)
+            what = f"to copy all takes {took}, most of it {dearest!r}"
+        else:
+            what = f"a GPU that is waited for may then have no work for {took}"
+        self._forget(f"{what}, which is more than 1 % of a step")
         self.why_not = "steps are too short (set ELASTICRUN_RESCUE=always)"
         self.is_off = True
 

@@ -264,6 +264,11 @@ class Membership:
         """Return an end of the conversations with rank 0 over a client of the store."""
         return Exchange(store, rank=self.rank, world_size=self.world_size, gone=gone)
 
+    @property
+    def waits_on_gpu(self) -> bool:
+        """Whether collectives wait there; also of a script's own group on one GPU."""
+        return self.device.type == "cuda" or "nccl" in dist.get_backend()
+
     def abort(self) -> None:
         """End the collectives that wait for a replica which is gone; on GPUs."""
         assert dist.group.WORLD is not None

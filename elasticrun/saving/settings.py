@@ -172,7 +172,7 @@ class Settings:
         keep: How many of the newest checkpoints stay.
         async_save: Whether training goes on while a checkpoint is written.
         rescue: Whether a survivor saves the last boundary when a replica dies;
-            "always" if also where that costs more than it may, and on GPUs.
+            "always" if also where that costs more than it may.
         trust_pickle: States that may hold any object; loading them executes code.
         grace: Seconds that a stop may take before a replica leaves without saving.
         stop_signals: The signals that mean to save and stop.
