@@ -329,9 +329,9 @@ def test_a_hang_prints_all_stacks_and_counts_as_a_crash(stage: Stage) -> None:
 SLOW_TO_RESTART = """
 import sys
 from elasticrun.__main__ import main
-from elasticrun.launcher.supervisor.crashes import Budget
-wait = Budget.on_crash
-Budget.on_crash = lambda *given, **named: 1000 * wait(*given, **named)
+from elasticrun.launcher.supervisor.crashes import CrashBook
+delay = CrashBook.delay
+CrashBook.delay = lambda *given, **named: 1000 * delay(*given, **named)
 sys.exit(main())
 """
 
