@@ -111,7 +111,11 @@ def die_in_last_batch(count: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "tolerance"),
-    [({}, 1e-5), ({"precision": "bf16"}, 1e-2), ({"data": Cut}, 1e-5)],
+    [
+        ({}, 1e-5),
+        pytest.param({"precision": "bf16"}, 1e-2, marks=pytest.mark.wide),
+        pytest.param({"data": Cut}, 1e-5, marks=pytest.mark.wide),
+    ],
 )
 def test_stops_and_a_kill_at_1_to_3_replicas_do_not_show(
     tmp_path: Path, changes: dict[str, Any], tolerance: float

@@ -47,7 +47,12 @@ def test_a_signal_saves_at_a_boundary_and_ends_everything(stage: Stage) -> None:
 
 @pytest.mark.parametrize(
     ("number", "code", "given"),
-    [(signal.SIGTERM, 143, []), (signal.SIGQUIT, 131, ["--stop-signals", "QUIT"])],
+    [
+        (signal.SIGTERM, 143, []),
+        pytest.param(
+            *(signal.SIGQUIT, 131, ["--stop-signals", "QUIT"]), marks=pytest.mark.wide
+        ),
+    ],
 )
 def test_a_signal_to_every_process_of_the_job_saves_as_well(
     stage: Stage, number: signal.Signals, code: int, given: list[str]

@@ -322,9 +322,9 @@ for _ in elasticrun.remaining_epochs_until(1):
     ("who", "number"),
     [
         ("launcher", signal.SIGKILL),
-        ("launcher", signal.SIGHUP),
+        pytest.param("launcher", signal.SIGHUP, marks=pytest.mark.wide),
         ("forkserver", signal.SIGKILL),
-        ("spare", signal.SIGKILL),
+        pytest.param("spare", signal.SIGKILL, marks=pytest.mark.wide),
     ],
 )
 def test_nothing_is_left_of_spares_whoever_ends(

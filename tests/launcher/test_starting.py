@@ -109,7 +109,8 @@ def test_forks_that_fail_are_not_tried_for_ever(stage: Stage) -> None:
 
 # Each replica is forked from a process that is forked for that.
 @pytest.mark.parametrize(
-    ("size", "num_forks", "has_ended"), [(2, 2, True), (5, 5, False)]
+    ("size", "num_forks", "has_ended"),
+    [(2, 2, True), pytest.param(5, 5, False, marks=pytest.mark.wide)],
 )
 def test_a_rescaling_that_fails_halfway_goes_on_with_the_old_size(
     stage: Stage, size: int, num_forks: int, has_ended: bool

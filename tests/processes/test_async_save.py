@@ -93,7 +93,10 @@ def saving_every(stage: Stage, num_batches: int, **more: object) -> dict[str, st
     return stage.variables(ELASTICRUN_SAVE_EVERY=num_batches, **more)
 
 
-@pytest.mark.parametrize("holding", [(0,), (1,), (0, 1, 2)])
+@pytest.mark.parametrize(
+    "holding",
+    [*(pytest.param(each, marks=pytest.mark.wide) for each in [(0,), (1,)]), (0, 1, 2)],
+)
 def test_all_save_what_was_at_the_boundary(
     stage: Stage, holding: tuple[int, ...]
 ) -> None:
@@ -187,8 +190,12 @@ def test_a_failing_disk_of_one_is_told_on_all_and_counted(stage: Stage) -> None:
     assert stage.committed() == []
 
 
-@pytest.mark.parametrize("async_save", ["on", "off"])
-@pytest.mark.parametrize("error", [TimeoutError, AssertionError])
+@pytest.mark.parametrize(
+    "async_save", ["on", pytest.param("off", marks=pytest.mark.wide)]
+)
+@pytest.mark.parametrize(
+    "error", [TimeoutError, pytest.param(AssertionError, marks=pytest.mark.wide)]
+)
 def test_an_error_without_a_text_is_one(
     stage: Stage, error: type[Exception], async_save: str
 ) -> None:
@@ -231,7 +238,7 @@ def test_a_state_that_one_replica_lacks_is_not_left_out(stage: Stage) -> None:
     assert stage.directories() == []
 
 
-@pytest.mark.parametrize("failing", [0, 2])
+@pytest.mark.parametrize("failing", [pytest.param(0, marks=pytest.mark.wide), 2])
 def test_a_mistake_in_a_state_ends_all_ranks(stage: Stage, failing: int) -> None:
     class Failing(Own):
         def save(self, fileobj: BinaryIO) -> None:

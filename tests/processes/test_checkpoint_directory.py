@@ -147,8 +147,19 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-@pytest.mark.parametrize("damage", [flip_a_bit, truncate, Path.unlink])
-@pytest.mark.parametrize("which", ["state", "manifest"])
+@pytest.mark.parametrize(
+    ("which", "damage"),
+    [
+        *[("state", flip_a_bit), ("manifest", truncate)],
+        *(
+            pytest.param(*each, marks=pytest.mark.wide)
+            for each in [
+                *[("state", truncate), ("state", Path.unlink)],
+                *[("manifest", flip_a_bit), ("manifest", Path.unlink)],
+            ]
+        ),
+    ],
+)
 def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(
     saved: Stage, damage: Callable[[Path], None], which: str
 ) -> None:
@@ -181,7 +192,7 @@ def test_if_no_checkpoint_is_whole_nobody_starts_at_the_beginning(saved: Stage) 
 # Seen differently
 
 
-@pytest.mark.parametrize("is_copy", [True, False])
+@pytest.mark.parametrize("is_copy", [True, pytest.param(False, marks=pytest.mark.wide)])
 @pytest.mark.parametrize(
     "odd_one", [0, *(pytest.param(each, marks=pytest.mark.wide) for each in (1, 2))]
 )
@@ -277,7 +288,13 @@ def check_went_on(stage: Stage, world_size: int, values: list[Any]) -> None:
         assert "could not be removed" in stage.log(0)
 
 
-@pytest.mark.parametrize("ranks", [(0,), (2,), (0, 1, 2)])
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        *(pytest.param(each, marks=pytest.mark.wide) for each in [(0,), (0, 1, 2)]),
+        (2,),
+    ],
+)
 def test_a_save_that_does_not_fit_leaves_the_one_before_and_training_goes_on(
     stage: Stage, ranks: tuple[int, ...]
 ) -> None:
@@ -289,7 +306,7 @@ def test_a_save_that_does_not_fit_leaves_the_one_before_and_training_goes_on(
     check_went_on(stage, 3, values)
 
 
-@pytest.mark.parametrize("heavy", [0, 1])
+@pytest.mark.parametrize("heavy", [0, pytest.param(1, marks=pytest.mark.wide)])
 def test_a_full_disk_leaves_the_one_before_and_training_goes_on(
     stage: Stage, heavy: int
 ) -> None:

@@ -67,7 +67,7 @@ def saving(stage: Stage, *batches: int, then: Callable[[], object]) -> Loop:
 
 
 @pytest.mark.parametrize(
-    "killed", [0, pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW)]
+    "killed", [0, pytest.param(1, marks=SLOW), pytest.param(2, marks=pytest.mark.wide)]
 )
 def test_the_next_generation_delivers_again_what_came_after_the_checkpoint(
     stage: Stage, killed: int
@@ -124,7 +124,7 @@ def test_without_rank_0_the_others_say_so_and_end(stage: Stage) -> None:
         assert "AgreementError: rank 0 is gone" in (outcome.error or "")
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.wide)])
 def test_who_waits_for_the_dead_on_a_gpu_ends_and_says_why(
     stage: Stage, killed: int
 ) -> None:
@@ -187,7 +187,7 @@ def with_state(stage: Stage, during_save: Callable[[], Any]) -> Callable[[], int
 
 
 @pytest.mark.parametrize(
-    "killed", [0, pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW)]
+    "killed", [0, pytest.param(1, marks=SLOW), pytest.param(2, marks=pytest.mark.wide)]
 )
 def test_a_replica_that_dies_while_it_saves_tears_no_checkpoint(
     stage: Stage, killed: int
@@ -329,7 +329,7 @@ def test_off_saves_at_the_end_only(stage: Stage) -> None:
     assert checkpoint["position"]["finished_epochs"] == 1
 
 
-@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=SLOW)])
+@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.wide)])
 def test_a_kill_goes_back_to_the_last_checkpoint_by_time(
     stage: Stage, killed: int
 ) -> None:

@@ -214,7 +214,10 @@ def die_in_last_batch(trainer: Trainer) -> None:
 @pytest.mark.usefixtures("lightning_in_forks")
 @pytest.mark.parametrize(
     ("kind", "calm_kind"),
-    [("plain", "plain"), ("cut", "whole"), ("streams", "streams")],
+    [
+        *[("plain", "plain"), ("cut", "whole")],
+        pytest.param("streams", "streams", marks=pytest.mark.wide),
+    ],
 )
 def test_stops_and_a_kill_at_1_to_3_replicas_do_not_show(
     tmp_path: Path, calm: Any, kind: str, calm_kind: str

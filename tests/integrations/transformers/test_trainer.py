@@ -87,8 +87,9 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     ("kind", "accumulated", "trainer"),
     [
-        *[("tokens", 1, Trainer), ("tokens", 3, Counting)],
-        *[("samples", 1, Trainer), ("samples", 3, Trainer)],
+        *[("tokens", 3, Counting), ("samples", 1, Trainer)],
+        pytest.param("tokens", 1, Trainer, marks=pytest.mark.wide),
+        pytest.param("samples", 3, Trainer, marks=pytest.mark.wide),
     ],
 )
 def test_one_replica_does_what_the_trainer_does(
@@ -101,7 +102,7 @@ def test_one_replica_does_what_the_trainer_does(
     assert bare.run_bare(delivered(tmp_path / "trace")) == ours
 
 
-@pytest.mark.parametrize("data", [Cut, Iterable])
+@pytest.mark.parametrize("data", [pytest.param(Cut, marks=pytest.mark.wide), Iterable])
 def test_streams_are_trained_with_as_their_samples_are(
     tmp_path: Path, data: Any
 ) -> None:
@@ -125,7 +126,9 @@ def test_stops_do_not_show(tmp_path: Path, calm: Any) -> None:
     assert len({generation for generation, _ in deliveries(tmp_path / "trace")}) >= 4
 
 
-@pytest.mark.parametrize("died_in", [1, 4, 5, 7])
+@pytest.mark.parametrize(
+    "died_in", [4, *(pytest.param(each, marks=pytest.mark.wide) for each in (1, 5, 7))]
+)
 def test_kills_do_not_show(tmp_path: Path, calm: Any, died_in: int) -> None:
     def die(state: Any) -> None:
         if state.global_step == died_in:
@@ -142,7 +145,7 @@ def test_kills_do_not_show(tmp_path: Path, calm: Any, died_in: int) -> None:
     ("options", "left_after"),
     [
         ({"gradient_accumulation_steps": 3}, 2),
-        ({"gradient_accumulation_steps": 3}, 3),
+        pytest.param({"gradient_accumulation_steps": 3}, 3, marks=pytest.mark.wide),
         ({"max_steps": 6, "lr_scheduler_type": "cosine"}, 4),
         ({"train_sampling_strategy": "group_by_length"}, 2),
     ],
@@ -209,7 +212,9 @@ FULL = {"dataloader_drop_last": True, "logging_steps": 4}
     [
         ({"kind": "tokens", "num_devices": 5}, 2, 1),
         pytest.param({"kind": "samples"}, 3, 1, marks=pytest.mark.wide),
-        ({"trainer": Counting, "options": FULL}, 2, 2),
+        pytest.param(
+            {"trainer": Counting, "options": FULL}, 2, 2, marks=pytest.mark.wide
+        ),
         pytest.param({"data": Cut}, 2, 3, marks=pytest.mark.wide),
         ({"data": Iterable, "options": STEPS}, 3, 1),
     ],
