@@ -125,7 +125,9 @@ for _ in elasticrun.remaining_epochs_until(2):
 """
 
 
-@pytest.mark.parametrize("end", ["stop", "finish"])
+@pytest.mark.parametrize(
+    "end", ["stop", pytest.param("finish", marks=pytest.mark.wide)]
+)
 def test_a_signal_to_a_replica_that_has_saved_is_no_crash(
     stage: Stage, end: str
 ) -> None:
@@ -213,7 +215,9 @@ def test_who_does_not_come_to_a_boundary_in_time_is_ended(stage: Stage) -> None:
     assert "tests/launcher/program.py" in job.events  # The stacks.
 
 
-@pytest.mark.parametrize("after", ["logs in", "started"])
+@pytest.mark.parametrize(
+    "after", [pytest.param("logs in", marks=pytest.mark.wide), "started"]
+)
 def test_a_signal_while_it_starts_leaves_nothing(stage: Stage, after: str) -> None:
     script = stage.root / "script.py"
     script.write_text("import time, torch; time.sleep(1000)")

@@ -229,6 +229,7 @@ def test_the_generation_goes_on_when_those_that_prepare_end(
     rescaled.finish()
 
 
+@pytest.mark.wide
 def test_a_successor_that_is_killed_while_the_old_ones_stop_is_replaced(
     rescaled: Rescaled,
 ) -> None:
@@ -291,7 +292,9 @@ def test_a_crash_meanwhile_is_followed_by_those_that_prepare(
     rescaled.stop()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.wide), signal.SIGKILL]
+)
 def test_the_launchers_end_is_that_of_those_that_prepare(
     rescaled: Rescaled, number: int
 ) -> None:

@@ -107,7 +107,10 @@ def test_bounds_are_kept(stage: Stage) -> None:
         assert "0 replicas: give a number from 1 up" in nonsense.stderr
 
 
-@pytest.mark.parametrize("request_", ["stop", "scale", "none"])
+@pytest.mark.parametrize(
+    "request_",
+    ["scale", *(pytest.param(e, marks=pytest.mark.wide) for e in ("stop", "none"))],
+)
 def test_a_last_save_that_failed_is_told(stage: Stage, request_: str) -> None:
     options = ["--replicas", 2, "--", "--at", "0:0:3:fill", "--hold", "0:9"]
     lost = "the last save failed (rank 0's log says why): everything is lost"
