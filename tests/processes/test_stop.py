@@ -30,6 +30,7 @@ from elasticrun.testing.replicas import StartedGeneration
 from tests.support.data import Numbers
 from tests.support.loops import Loop, held, hold_at, is_stop_due, stop_at, value_after
 from tests.support.stage import DEADLINE, Stage, freeze, wait_until
+from tests.support.variants import in_wide
 
 pytestmark = pytest.mark.slow
 
@@ -82,7 +83,7 @@ def check_stopped_at_one_boundary(stage: Stage, loop: Loop, world_size: int) -> 
     ("world_size", "signalled"),
     [
         (3, 0),
-        *(pytest.param(*pair, marks=pytest.mark.wide) for pair in [(1, 0), (4, 2)]),
+        *in_wide((1, 0), (4, 2)),
         *(
             pytest.param(*pair, marks=pytest.mark.soak)
             for pair in [(2, 0), (2, 1), (3, 1), (3, 2), (4, 0), (4, 1), (4, 3)]
@@ -139,7 +140,7 @@ def test_what_a_signal_has_announced_does_not_hurry_the_save(stage: Stage) -> No
     check_stopped_at_one_boundary(stage, loop, 2)
 
 
-@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.wide), 3])
+@pytest.mark.parametrize("world_size", [*in_wide(1), 3])
 def test_the_program_itself_can_ask_and_leaves_with_75(
     stage: Stage, world_size: int
 ) -> None:
@@ -182,9 +183,7 @@ def test_the_same_signal_twice_in_a_moment_is_one(stage: Stage) -> None:
     check_stopped_at_one_boundary(stage, loop, 2)
 
 
-@pytest.mark.parametrize(
-    "signalled", [0, *(pytest.param(each, marks=pytest.mark.wide) for each in (1, 2))]
-)
+@pytest.mark.parametrize("signalled", [0, *in_wide(1, 2)])
 def test_replicas_agree_while_the_others_are_inside_a_collective(
     stage: Stage, signalled: int
 ) -> None:
@@ -292,7 +291,7 @@ class Stalling(Numbers):
         return index
 
 
-@pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.wide), 1])
+@pytest.mark.parametrize("num_workers", [*in_wide(0), 1])
 def test_a_data_set_that_stalls_cannot_keep_a_stop_for_ever(
     stage: Stage, num_workers: int
 ) -> None:
@@ -336,10 +335,7 @@ def test_a_data_set_that_stalls_cannot_keep_a_stop_for_ever(
     ("stalled", "signalled"),
     [
         *[(0, 1), (1, 0)],
-        *(
-            pytest.param(*pair, marks=pytest.mark.wide)
-            for pair in [(0, 0), (0, 2), (1, 1), (1, 2)]
-        ),
+        *in_wide((0, 0), (0, 2), (1, 1), (1, 2)),
     ],
 )
 def test_the_others_say_which_rank_never_came(
@@ -366,7 +362,7 @@ def test_the_others_say_which_rank_never_came(
         assert re.search(rf"rank {stalled}\b", stage.log(other))
 
 
-@pytest.mark.parametrize("signalled", [0, pytest.param(1, marks=pytest.mark.wide)])
+@pytest.mark.parametrize("signalled", [0, *in_wide(1)])
 def test_a_stalled_rank_keeps_nobody_in_a_collective_for_ever(
     stage: Stage, signalled: int
 ) -> None:
@@ -399,7 +395,7 @@ def test_a_stalled_rank_keeps_nobody_in_a_collective_for_ever(
         assert "no boundary came within 1 s of SIGTERM" in log
 
 
-@pytest.mark.parametrize("signalled", [0, pytest.param(2, marks=pytest.mark.wide)])
+@pytest.mark.parametrize("signalled", [0, *in_wide(2)])
 def test_a_stopped_replica_is_named(stage: Stage, signalled: int) -> None:
     loop = Loop(stage, num_samples=10**9, is_lock_step=False, pace=0.001)
 
@@ -444,7 +440,7 @@ def test_a_stopped_rank_0_is_named(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("number", "exit_code"),
     [
-        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.wide),
+        *in_wide((signal.SIGTERM, 143)),
         (signal.SIGINT, 130),
     ],
 )
@@ -513,7 +509,7 @@ def outside(stage: Stage, place: str) -> Callable[[], int]:
     return script
 
 
-@pytest.mark.parametrize("signalled", [0, pytest.param(1, marks=pytest.mark.wide)])
+@pytest.mark.parametrize("signalled", [0, *in_wide(1)])
 @pytest.mark.parametrize("place", ["before the first loop", "between loops"])
 def test_a_signal_outside_of_loops_stops_at_the_next_boundary(
     stage: Stage, place: str, signalled: int

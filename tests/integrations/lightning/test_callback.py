@@ -49,6 +49,7 @@ from tests.integrations.lightning.fitting import (
 from tests.support.foreign import delivered
 from tests.support.generations import Crash, generation, run_once
 from tests.support.programs import StopOnce, request_stop_and_wait
+from tests.support.variants import in_wide
 
 # Lightning warns of small loaders, directories that exist, and deprecations of torch's.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -216,7 +217,7 @@ def die_in_last_batch(trainer: Trainer) -> None:
     ("kind", "calm_kind"),
     [
         *[("plain", "plain"), ("cut", "whole")],
-        pytest.param("streams", "streams", marks=pytest.mark.wide),
+        *in_wide(("streams", "streams")),
     ],
 )
 def test_stops_and_a_kill_at_1_to_3_replicas_do_not_show(

@@ -30,6 +30,7 @@ from tests.launcher.running import (
     wait_until_nothing_is_left,
 )
 from tests.support.stage import DEADLINE, Stage, wait_until
+from tests.support.variants import in_wide
 
 pytestmark = pytest.mark.slow
 
@@ -292,9 +293,7 @@ def test_a_crash_meanwhile_is_followed_by_those_that_prepare(
     rescaled.stop()
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.wide), signal.SIGKILL]
-)
+@pytest.mark.parametrize("number", [*in_wide(signal.SIGTERM), signal.SIGKILL])
 def test_the_launchers_end_is_that_of_those_that_prepare(
     rescaled: Rescaled, number: int
 ) -> None:

@@ -17,6 +17,7 @@ from tests.launcher.running import (
     wait_until_nothing_is_left,
 )
 from tests.support.stage import Stage, wait_until
+from tests.support.variants import in_wide
 
 pytestmark = pytest.mark.slow
 
@@ -109,7 +110,7 @@ def test_bounds_are_kept(stage: Stage) -> None:
 
 @pytest.mark.parametrize(
     "request_",
-    ["scale", *(pytest.param(e, marks=pytest.mark.wide) for e in ("stop", "none"))],
+    ["scale", *in_wide("stop", "none")],
 )
 def test_a_last_save_that_failed_is_told(stage: Stage, request_: str) -> None:
     options = ["--replicas", 2, "--", "--at", "0:0:3:fill", "--hold", "0:9"]
