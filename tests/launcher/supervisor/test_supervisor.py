@@ -71,6 +71,7 @@ main()
 """
 
 
+@pytest.mark.wide
 def test_scaling_does_not_wait_for_a_script_that_only_starts(stage: Stage) -> None:
     script = stage.root / "script.py"
     script.write_text(SLOW_ONCE)
@@ -221,6 +222,7 @@ def test_who_scales_again_waits_for_the_new_number(stage: Stage) -> None:
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
+@pytest.mark.wide
 def test_a_stop_gets_through_where_reports_fail(stage: Stage) -> None:
     script = stage.root / "script.py"
     script.write_text(REPORTS_FAIL + MEDDLED)
@@ -243,6 +245,7 @@ except:
 """
 
 
+@pytest.mark.wide
 def test_a_program_that_swallows_its_stop_has_not_finished(stage: Stage) -> None:
     script = stage.root / "script.py"
     script.write_text(SWALLOWS_ITS_STOP)
