@@ -54,6 +54,8 @@ def table(parser: argparse.ArgumentParser) -> str:
 def _helps(action: argparse.Action) -> Iterator[str]:
     if action.help is None and action.metavar == "SCRIPT":
         yield "the script; what follows belongs to it"
+    elif action.dest == "job" and action.metavar == "JOB":
+        yield "[which job](#which-job)"
     elif action.help != argparse.SUPPRESS:
         assert action.help, f"{action.option_strings} {action.dest} says nothing"
         yield action.help.replace("|", "\0")

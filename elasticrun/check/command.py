@@ -123,12 +123,8 @@ def _scope(options: argparse.Namespace, arguments: Sequence[str]) -> Scope:
             kept += ["--max-epochs", str(options.max_epochs)]
         if options.max_batches != 4:
             kept += ["--max-batches", str(options.max_batches)]
-        for pattern in options.ignore:
-            kept += ["--ignore", pattern]
-        for path in options.link:
-            kept += ["--link", path]
-        for path in options.writable:
-            kept += ["--writable", path]
+        for name in ("ignore", "link", "writable"):
+            kept += [w for each in getattr(options, name) for w in (f"--{name}", each)]
         own = ["--", *arguments] if arguments else []
         return ["elasticrun", "check", *route, *kept, options.script, *own]
 

@@ -11,15 +11,11 @@ from elasticrun.check.report import ExitCode, cause_lines
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.routes import RestartPlace, Route
 from elasticrun.check.runs.source import ProgramSource, original_path, source_line
+from elasticrun.launcher.supervisor.generation import Stack
 
 _LAST_LINES = 20
-# As faulthandler prints them: each thread's frames, the main thread's last.
-_STACK = "(most recent call first)"
 # What a writer in C has to say of Landlock, or a program that was started.
 _FORBIDDEN = re.compile("Permission denied|errno = 13|readonly database")
-_FRAME = re.compile(
-    r'\s*File "(?P<path>[^"]+)", line (?P<line>\d+) in (?P<function>.+)'
-)
 
 
 @dataclass(eq=False)
@@ -69,30 +65,21 @@ def _missed(run: CheckedRun, boundaries: Sequence[RestartPlace]) -> Problem:
 
 
 def _hung(run: CheckedRun, source: ProgramSource) -> Problem:
-    ranks = range(run.route.sizes[run.last_leg])
     return Problem(
         ExitCode.HANG,
         f"the script hangs {_when(run)}: {run.hang}",
-        "\n".join(where_it_waits(n, run.output.get(n, []), source) for n in ranks),
+        "\n".join(where_it_waits(*each, source) for each in run.stacks.items()),
     )
 
 
-def where_it_waits(rank: int, lines: Sequence[str], source: ProgramSource) -> str:
-    """Return at which of the program's lines a replica waits, by its printed stack."""
-    said = f"rank {rank} did not say where it waits"
-    is_innermost = False
-    for text in lines:
-        frame = _FRAME.fullmatch(text)
-        if _STACK in text:
-            is_innermost = True
-        elif frame is not None and is_innermost:
-            path, line = original_path(frame["path"], source), int(frame["line"])
-            if path != frame["path"]:
-                is_innermost = False
-                where = f"{path}:{line} in {frame['function']}"
-                own = source_line(path, line).strip()
-                said = f"rank {rank} waits at {where}: {own}"
-    return said
+def where_it_waits(rank: int, stack: Stack, source: ProgramSource) -> str:
+    """Return at which of the program's lines a replica waits."""
+    for printed, line, function in stack.frames:
+        path = original_path(printed, source)
+        if path != printed:
+            own = source_line(path, int(line)).strip()
+            return f"rank {rank} waits at {path}:{line} in {function}: {own}"
+    return f"rank {rank} did not say where it waits"
 
 
 def _failed(run: CheckedRun, finder: CauseFinder | None) -> Problem:

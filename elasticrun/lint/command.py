@@ -81,7 +81,6 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _lint(options: argparse.Namespace) -> int:
-
     try:
         result = _result(options)
     except (ConfigurationError, SyntaxError, ValueError) as error:

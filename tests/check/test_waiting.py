@@ -6,6 +6,7 @@ from pathlib import Path
 
 from elasticrun.check.problems import where_it_waits
 from elasticrun.check.runs.source import WORK, find_source
+from elasticrun.launcher.supervisor.generation import Stack
 
 
 def test_stacks_tell_where_each_replica_waits(tmp_path: Path) -> None:
@@ -13,7 +14,8 @@ def test_stacks_tell_where_each_replica_waits(tmp_path: Path) -> None:
     script.write_text("def train():\n    dist.all_reduce(x)\n\n\ntrain()\n")
     source = find_source(str(script), directory=str(tmp_path), linked=[])
     copy = f"/tmp/elasticrun-check-x/elasticrun-run-3/{WORK}/train.py"
-    lines = [
+    stack = Stack()
+    for line in (
         "Thread 0x1 (most recent call first):",
         f'  File "{copy}", line 1 in in_a_thread',
         "",
@@ -22,8 +24,9 @@ def test_stacks_tell_where_each_replica_waits(tmp_path: Path) -> None:
         f'  File "{copy}", line 2 in train',
         f'  File "{copy}", line 5 in <module>',
         '  File "/usr/elasticrun/launcher/replica/main.py", line 130 in _run_script',
-    ]
-    assert where_it_waits(0, lines, source) == (
+    ):
+        stack.take(line.encode())
+    assert where_it_waits(0, stack, source) == (
         f"rank 0 waits at {script}:2 in train: dist.all_reduce(x)"
     )
-    assert where_it_waits(1, [], source) == "rank 1 did not say where it waits"
+    assert where_it_waits(1, Stack(), source) == "rank 1 did not say where it waits"

@@ -35,6 +35,7 @@ from tests.support.foreign import delivered, deliveries
 from tests.support.generations import Crash, run_once
 from tests.support.programs import Leave, StopOnce
 from tests.support.streams import Cut
+from tests.support.variants import in_wide
 
 TIMEOUT = 600.0
 
@@ -111,7 +112,11 @@ def die_in_last_batch(count: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "tolerance"),
-    [({}, 1e-5), ({"precision": "bf16"}, 1e-2), ({"data": Cut}, 1e-5)],
+    [
+        ({}, 1e-5),
+        *in_wide(({"precision": "bf16"}, 1e-2)),
+        *in_wide(({"data": Cut}, 1e-5)),
+    ],
 )
 def test_stops_and_a_kill_at_1_to_3_replicas_do_not_show(
     tmp_path: Path, changes: dict[str, Any], tolerance: float

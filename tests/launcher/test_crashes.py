@@ -119,7 +119,9 @@ def test_an_event_is_one_line_whatever_was_raised(stage: Stage) -> None:
     ("line", "text"),
     [
         ("raise KeyError('no such layer')", "rank 0 raised KeyError: 'no such layer'"),
-        ("def broken(:", "SyntaxError: invalid syntax"),
+        pytest.param(
+            "def broken(:", "SyntaxError: invalid syntax", marks=pytest.mark.wide
+        ),
         ("import os; os.kill(os.getpid(), 11)", "killed by signal 11"),
     ],
 )

@@ -65,6 +65,7 @@ def test_a_crash_is_kept_and_told_with_its_error(stage: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.wide
 def test_a_rescaling_and_a_stop_are_kept(stage: Stage) -> None:
     holds = ["--hold", "0:9", "--hold", "1:19"]
     with ExitStack() as stack:
@@ -93,6 +94,7 @@ def test_a_rescaling_and_a_stop_are_kept(stage: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.wide
 def test_a_stop_now_saves_nothing(stage: Stage) -> None:
     with running(stage, "--replicas", 1, "--", "--hold", "0:9") as job:
         job.wait_until_held(0, 1)

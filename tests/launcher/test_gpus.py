@@ -55,6 +55,7 @@ def test_torch_says_whether_a_fork_can_use_gpus() -> None:
     assert callable(torch.cuda._lazy_call)
 
 
+@pytest.mark.wide
 def test_an_import_that_asks_for_gpus_is_left_to_the_replicas(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     script = tmp_path / "train.py"

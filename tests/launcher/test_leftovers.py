@@ -27,6 +27,7 @@ from tests.launcher.running import (
 )
 from tests.support.sockets import kept_port
 from tests.support.stage import Stage, wait_until
+from tests.support.variants import in_wide
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +48,10 @@ def test_a_signal_saves_at_a_boundary_and_ends_everything(stage: Stage) -> None:
 
 @pytest.mark.parametrize(
     ("number", "code", "given"),
-    [(signal.SIGTERM, 143, []), (signal.SIGQUIT, 131, ["--stop-signals", "QUIT"])],
+    [
+        (signal.SIGTERM, 143, []),
+        *in_wide((signal.SIGQUIT, 131, ["--stop-signals", "QUIT"])),
+    ],
 )
 def test_a_signal_to_every_process_of_the_job_saves_as_well(
     stage: Stage, number: signal.Signals, code: int, given: list[str]
@@ -120,7 +124,7 @@ for _ in elasticrun.remaining_epochs_until(2):
 """
 
 
-@pytest.mark.parametrize("end", ["stop", "finish"])
+@pytest.mark.parametrize("end", ["stop", *in_wide("finish")])
 def test_a_signal_to_a_replica_that_has_saved_is_no_crash(
     stage: Stage, end: str
 ) -> None:
@@ -208,7 +212,7 @@ def test_who_does_not_come_to_a_boundary_in_time_is_ended(stage: Stage) -> None:
     assert "tests/launcher/program.py" in job.events  # The stacks.
 
 
-@pytest.mark.parametrize("after", ["logs in", "started"])
+@pytest.mark.parametrize("after", [*in_wide("logs in"), "started"])
 def test_a_signal_while_it_starts_leaves_nothing(stage: Stage, after: str) -> None:
     script = stage.root / "script.py"
     script.write_text("import time, torch; time.sleep(1000)")
@@ -234,7 +238,7 @@ def kill_launcher_and_forkserver(job: Running) -> None:
     ("kill", "start"),
     [
         (kill_launcher, "fork"),
-        pytest.param(kill_launcher_and_forkserver, "exec", marks=pytest.mark.wide),
+        *in_wide((kill_launcher_and_forkserver, "exec")),
     ],
 )
 def test_nothing_survives_a_killed_launcher(
@@ -329,9 +333,9 @@ def test_a_hang_prints_all_stacks_and_counts_as_a_crash(stage: Stage) -> None:
 SLOW_TO_RESTART = """
 import sys
 from elasticrun.__main__ import main
-from elasticrun.launcher.supervisor.crashes import Budget
-wait = Budget.on_crash
-Budget.on_crash = lambda *given, **named: 1000 * wait(*given, **named)
+from elasticrun.launcher.supervisor.crashes import CrashBook
+delay = CrashBook.delay
+CrashBook.delay = lambda *given, **named: 1000 * delay(*given, **named)
 sys.exit(main())
 """
 

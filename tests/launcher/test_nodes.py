@@ -48,6 +48,7 @@ def check_every_sample_was_trained(stage: Stage) -> None:
         assert stage.delivered(epoch=epoch) == list(range(NUM_SAMPLES))
 
 
+@pytest.mark.wide
 def test_two_nodes_train_one_job_to_its_end(stage: Stage, start: Start) -> None:
     options = ["--start", "exec", "--", "--hold", "0:9", "--workers", 1]
     first = start("--replicas", 2, *options, nodes="2")

@@ -231,6 +231,7 @@ def test_a_program_that_catches_the_error_of_a_collective_loses_no_batch(
     assert end_of(job).endswith(" 600 600 600 3 0")
 
 
+@pytest.mark.wide
 def test_it_can_be_left_out(stage: Stage, calm: str) -> None:
     job = mortal(stage, [(1, "forward", 1, 4)], ELASTICRUN_RESCUE="off")
     assert end_of(job) == calm

@@ -29,6 +29,7 @@ from tests.launcher.running import (
 )
 from tests.launcher.supervisor.test_rehearsal import Rescaled, started
 from tests.support.stage import Stage, wait_until
+from tests.support.variants import in_wide
 
 pytestmark = pytest.mark.slow
 
@@ -322,9 +323,9 @@ for _ in elasticrun.remaining_epochs_until(1):
     ("who", "number"),
     [
         ("launcher", signal.SIGKILL),
-        ("launcher", signal.SIGHUP),
+        *in_wide(("launcher", signal.SIGHUP)),
         ("forkserver", signal.SIGKILL),
-        ("spare", signal.SIGKILL),
+        *in_wide(("spare", signal.SIGKILL)),
     ],
 )
 def test_nothing_is_left_of_spares_whoever_ends(

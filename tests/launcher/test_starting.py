@@ -27,6 +27,7 @@ from tests.launcher.running import (
     wait_until_nothing_is_left,
 )
 from tests.support.stage import DEADLINE, Stage, freeze, wait_until
+from tests.support.variants import in_wide
 
 pytestmark = pytest.mark.slow
 
@@ -109,7 +110,8 @@ def test_forks_that_fail_are_not_tried_for_ever(stage: Stage) -> None:
 
 # Each replica is forked from a process that is forked for that.
 @pytest.mark.parametrize(
-    ("size", "num_forks", "has_ended"), [(2, 2, True), (5, 5, False)]
+    ("size", "num_forks", "has_ended"),
+    [(2, 2, True), *in_wide((5, 5, False))],
 )
 def test_a_rescaling_that_fails_halfway_goes_on_with_the_old_size(
     stage: Stage, size: int, num_forks: int, has_ended: bool

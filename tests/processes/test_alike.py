@@ -19,6 +19,7 @@ from elasticrun.data import same_on_replicas
 from elasticrun.testing import GenerationFailed, run_generation
 from tests.support.data import Numbers
 from tests.support.stage import DEADLINE, wait_until
+from tests.support.variants import in_wide
 
 pytestmark = pytest.mark.slow
 
@@ -62,20 +63,22 @@ class LoopingOverBoth(Looping):
     ("by_rank", "text"),
     [
         ({"seed": [3, 3, 5]}, "seed is 3 on rank 0, but 5 on rank 2"),
-        ({"batch_size": [6, 4, 4]}, "batch_size is 6 on rank 0, but 4 on rank 1"),
-        (
-            {"dataset": [Numbers(12), Numbers(13), Numbers(12)]},
-            "num_samples is 12 on rank 0, but 13 on rank 1",
-        ),
-        (
-            {"drop_last": [True, True, False], "shuffle": [True, True, False]},
-            "shuffle is True on rank 0, but False on rank 2; drop_last is True on rank",
-        ),
-        (
-            {"even_batches": [True, False, True]},
-            "even_batches is True on rank 0, but False on rank 1",
-        ),
         ({"sampler": [[1, 2], [1, 2], [2, 1]]}, "order is "),
+        *in_wide(
+            ({"batch_size": [6, 4, 4]}, "batch_size is 6 on rank 0, but 4 on"),
+            (
+                {"dataset": [Numbers(12), Numbers(13), Numbers(12)]},
+                "num_samples is 12 on rank 0, but 13 on rank 1",
+            ),
+            (
+                {"drop_last": [True, True, False], "shuffle": [True, True, False]},
+                "shuffle is True on rank 0, but False on rank 2; drop_last is True",
+            ),
+            (
+                {"even_batches": [True, False, True]},
+                "even_batches is True on rank 0, but False on rank 1",
+            ),
+        ),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -120,7 +123,7 @@ class ComingOneByOne(Looping):
         return refusal
 
 
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("first", [0, *in_wide(1)])
 def test_who_comes_last_refuses_a_loader_that_differs(
     first: int, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ from tests.support.data import Numbers
 from tests.support.full_disk import no_space
 from tests.support.held import Held, held_writer
 from tests.support.stage import DEADLINE, Stage, wait_until
+from tests.support.variants import in_wide
 
 pytestmark = pytest.mark.slow
 
@@ -93,7 +94,10 @@ def saving_every(stage: Stage, num_batches: int, **more: object) -> dict[str, st
     return stage.variables(ELASTICRUN_SAVE_EVERY=num_batches, **more)
 
 
-@pytest.mark.parametrize("holding", [(0,), (1,), (0, 1, 2)])
+@pytest.mark.parametrize(
+    "holding",
+    [*in_wide(((0,),), ((1,),)), (0, 1, 2)],
+)
 def test_all_save_what_was_at_the_boundary(
     stage: Stage, holding: tuple[int, ...]
 ) -> None:
@@ -187,8 +191,8 @@ def test_a_failing_disk_of_one_is_told_on_all_and_counted(stage: Stage) -> None:
     assert stage.committed() == []
 
 
-@pytest.mark.parametrize("async_save", ["on", "off"])
-@pytest.mark.parametrize("error", [TimeoutError, AssertionError])
+@pytest.mark.parametrize("async_save", ["on", *in_wide("off")])
+@pytest.mark.parametrize("error", [TimeoutError, *in_wide(AssertionError)])
 def test_an_error_without_a_text_is_one(
     stage: Stage, error: type[Exception], async_save: str
 ) -> None:
@@ -231,7 +235,7 @@ def test_a_state_that_one_replica_lacks_is_not_left_out(stage: Stage) -> None:
     assert stage.directories() == []
 
 
-@pytest.mark.parametrize("failing", [0, 2])
+@pytest.mark.parametrize("failing", [*in_wide(0), 2])
 def test_a_mistake_in_a_state_ends_all_ranks(stage: Stage, failing: int) -> None:
     class Failing(Own):
         def save(self, fileobj: BinaryIO) -> None:

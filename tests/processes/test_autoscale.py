@@ -19,6 +19,7 @@ from elasticrun.testing import (
     start_generation,
 )
 from tests.support.autoscale import NUM_EPOCHS, NUM_SAMPLES, Program
+from tests.support.variants import in_wide
 
 Batches = dict[int, dict[int, list[int]]]  # By epoch.
 
@@ -79,8 +80,13 @@ def assert_as_planned(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by_epochs", [True, False])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("by_epochs", "num_workers"),
+    [
+        *[(True, 2), (False, 0)],
+        *in_wide((True, 0), (False, 2)),
+    ],
+)
 def test_the_recorded_plan_gives_the_same_batches_and_bits(
     tmp_path: Path, by_epochs: bool, num_workers: int
 ) -> None:
@@ -91,7 +97,7 @@ def test_the_recorded_plan_gives_the_same_batches_and_bits(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by_epochs", [True, False])
+@pytest.mark.parametrize("by_epochs", [True, *in_wide(False)])
 def test_kills_in_every_batch_lose_no_sample(tmp_path: Path, by_epochs: bool) -> None:
     program = Program(str(tmp_path / "job"), by_epochs=by_epochs)
     for kill_in in itertools.count(1):
@@ -102,7 +108,7 @@ def test_kills_in_every_batch_lose_no_sample(tmp_path: Path, by_epochs: bool) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_sizes", [(1,), (2, 3, 1)])
+@pytest.mark.parametrize("world_sizes", [*in_wide(((1,),)), (2, 3, 1)])
 def test_kills_within_saves_lose_no_sample(
     tmp_path: Path, world_sizes: tuple[int, ...]
 ) -> None:

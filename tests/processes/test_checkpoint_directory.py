@@ -36,6 +36,7 @@ from tests.support.loops import (
 )
 from tests.support.programs import request_stop_and_wait
 from tests.support.stage import DEADLINE, Stage, wait_until
+from tests.support.variants import in_wide
 
 pytestmark = pytest.mark.slow
 
@@ -147,8 +148,16 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-@pytest.mark.parametrize("damage", [flip_a_bit, truncate, Path.unlink])
-@pytest.mark.parametrize("which", ["state", "manifest"])
+@pytest.mark.parametrize(
+    ("which", "damage"),
+    [
+        *[("state", flip_a_bit), ("manifest", truncate)],
+        *in_wide(
+            *[("state", truncate), ("state", Path.unlink)],
+            *[("manifest", flip_a_bit), ("manifest", Path.unlink)],
+        ),
+    ],
+)
 def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(
     saved: Stage, damage: Callable[[Path], None], which: str
 ) -> None:
@@ -181,10 +190,8 @@ def test_if_no_checkpoint_is_whole_nobody_starts_at_the_beginning(saved: Stage) 
 # Seen differently
 
 
-@pytest.mark.parametrize("is_copy", [True, False])
-@pytest.mark.parametrize(
-    "odd_one", [0, *(pytest.param(each, marks=pytest.mark.wide) for each in (1, 2))]
-)
+@pytest.mark.parametrize("is_copy", [True, *in_wide(False)])
+@pytest.mark.parametrize("odd_one", [0, *in_wide(1, 2)])
 def test_replicas_that_see_different_checkpoints_all_refuse(
     saved: Stage, odd_one: int, is_copy: bool
 ) -> None:
@@ -277,7 +284,13 @@ def check_went_on(stage: Stage, world_size: int, values: list[Any]) -> None:
         assert "could not be removed" in stage.log(0)
 
 
-@pytest.mark.parametrize("ranks", [(0,), (2,), (0, 1, 2)])
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        *in_wide(((0,),), ((0, 1, 2),)),
+        (2,),
+    ],
+)
 def test_a_save_that_does_not_fit_leaves_the_one_before_and_training_goes_on(
     stage: Stage, ranks: tuple[int, ...]
 ) -> None:
@@ -289,7 +302,7 @@ def test_a_save_that_does_not_fit_leaves_the_one_before_and_training_goes_on(
     check_went_on(stage, 3, values)
 
 
-@pytest.mark.parametrize("heavy", [0, 1])
+@pytest.mark.parametrize("heavy", [0, *in_wide(1)])
 def test_a_full_disk_leaves_the_one_before_and_training_goes_on(
     stage: Stage, heavy: int
 ) -> None:

@@ -27,6 +27,7 @@ from elasticrun.testing import read_trace, run_generation, start_generation
 from tests.support.data import Numbers
 from tests.support.loops import Loop, held, is_stop_due, stop_at, value_after
 from tests.support.stage import DEADLINE, Stage, freeze, wait_until
+from tests.support.variants import in_wide
 
 pytestmark = pytest.mark.slow
 
@@ -66,9 +67,7 @@ def saving(stage: Stage, *batches: int, then: Callable[[], object]) -> Loop:
 # Killed
 
 
-@pytest.mark.parametrize(
-    "killed", [0, pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW)]
-)
+@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=SLOW), *in_wide(2)])
 def test_the_next_generation_delivers_again_what_came_after_the_checkpoint(
     stage: Stage, killed: int
 ) -> None:
@@ -124,7 +123,7 @@ def test_without_rank_0_the_others_say_so_and_end(stage: Stage) -> None:
         assert "AgreementError: rank 0 is gone" in (outcome.error or "")
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [0, *in_wide(1)])
 def test_who_waits_for_the_dead_on_a_gpu_ends_and_says_why(
     stage: Stage, killed: int
 ) -> None:
@@ -186,9 +185,7 @@ def with_state(stage: Stage, during_save: Callable[[], Any]) -> Callable[[], int
     return script
 
 
-@pytest.mark.parametrize(
-    "killed", [0, pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW)]
-)
+@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=SLOW), *in_wide(2)])
 def test_a_replica_that_dies_while_it_saves_tears_no_checkpoint(
     stage: Stage, killed: int
 ) -> None:
@@ -329,7 +326,7 @@ def test_off_saves_at_the_end_only(stage: Stage) -> None:
     assert checkpoint["position"]["finished_epochs"] == 1
 
 
-@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=SLOW)])
+@pytest.mark.parametrize("killed", [0, *in_wide(1)])
 def test_a_kill_goes_back_to_the_last_checkpoint_by_time(
     stage: Stage, killed: int
 ) -> None:

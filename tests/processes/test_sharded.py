@@ -29,6 +29,7 @@ from tests.support.sharding import (
     train_on_a_mesh,
 )
 from tests.support.stage import DEADLINE, Stage, wait_until
+from tests.support.variants import in_wide
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +58,7 @@ def assert_alike(result: Any, expected: Any, tolerance: float = 0.0) -> None:
 # Restarts
 
 
-@pytest.mark.parametrize("max_local_batch_size", [None, 2])
+@pytest.mark.parametrize("max_local_batch_size", [*in_wide(None), 2])
 def test_restarts_at_other_world_sizes_end_alike(
     stage: Stage, max_local_batch_size: int | None
 ) -> None:
@@ -114,7 +115,7 @@ class Failing:
         return Sharded(lambda net, loader: request_checkpoint())()
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [*in_wide(0), 1])
 def test_a_replica_that_dies_while_it_saves_tears_no_checkpoint(
     stage: Stage, killed: int
 ) -> None:
@@ -142,7 +143,7 @@ def test_a_stop_does_not_wait_for_who_is_gone(stage: Stage) -> None:
         assert "could not agree on who saves what of 'model'" in stage.log(rank)
 
 
-@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("failing", [*in_wide(0), 1])
 def test_a_save_that_one_rank_cannot_finish_changes_nothing(
     stage: Stage, failing: int
 ) -> None:
@@ -250,14 +251,15 @@ def test_a_damaged_shard_is_named_and_fallen_back_from(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("before", "size_before", "after", "size_after"),
     [
-        ("both", 4, "both", 4),
-        ("both", 4, "sharded", 3),
-        ("both", 4, "bare", 1),
-        ("tensor", 2, "both", 4),
-        ("sharded", 3, "tensor", 2),
-        ("sharded", 3, "replicated", 4),
-        ("replicated", 4, "sharded", 2),
-        ("replicated", 4, "tensor", 4),
+        *[("both", 4, "sharded", 3), ("sharded", 3, "tensor", 2)],
+        *in_wide(
+            ("both", 4, "both", 4),
+            ("both", 4, "bare", 1),
+            ("tensor", 2, "both", 4),
+            ("sharded", 3, "replicated", 4),
+            ("replicated", 4, "sharded", 2),
+            ("replicated", 4, "tensor", 4),
+        ),
     ],
 )
 def test_any_mesh_loads_what_another_has_saved(

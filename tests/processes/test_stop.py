@@ -30,6 +30,7 @@ from elasticrun.testing.replicas import StartedGeneration
 from tests.support.data import Numbers
 from tests.support.loops import Loop, held, hold_at, is_stop_due, stop_at, value_after
 from tests.support.stage import DEADLINE, Stage, freeze, wait_until
+from tests.support.variants import in_wide
 
 pytestmark = pytest.mark.slow
 
@@ -81,10 +82,11 @@ def check_stopped_at_one_boundary(stage: Stage, loop: Loop, world_size: int) -> 
 @pytest.mark.parametrize(
     ("world_size", "signalled"),
     [
-        *[(1, 0), (2, 1), (3, 0), (4, 2)],
+        (3, 0),
+        *in_wide((1, 0), (4, 2)),
         *(
             pytest.param(*pair, marks=pytest.mark.soak)
-            for pair in [(2, 0), (3, 1), (3, 2), (4, 0), (4, 1), (4, 3)]
+            for pair in [(2, 0), (2, 1), (3, 1), (3, 2), (4, 0), (4, 1), (4, 3)]
         ),
     ],
 )
@@ -138,7 +140,7 @@ def test_what_a_signal_has_announced_does_not_hurry_the_save(stage: Stage) -> No
     check_stopped_at_one_boundary(stage, loop, 2)
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", [*in_wide(1), 3])
 def test_the_program_itself_can_ask_and_leaves_with_75(
     stage: Stage, world_size: int
 ) -> None:
@@ -181,7 +183,7 @@ def test_the_same_signal_twice_in_a_moment_is_one(stage: Stage) -> None:
     check_stopped_at_one_boundary(stage, loop, 2)
 
 
-@pytest.mark.parametrize("signalled", [0, 1, 2])
+@pytest.mark.parametrize("signalled", [0, *in_wide(1, 2)])
 def test_replicas_agree_while_the_others_are_inside_a_collective(
     stage: Stage, signalled: int
 ) -> None:
@@ -289,7 +291,7 @@ class Stalling(Numbers):
         return index
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", [*in_wide(0), 1])
 def test_a_data_set_that_stalls_cannot_keep_a_stop_for_ever(
     stage: Stage, num_workers: int
 ) -> None:
@@ -329,8 +331,13 @@ def test_a_data_set_that_stalls_cannot_keep_a_stop_for_ever(
     wait_until(lambda: all(has_ended(worker.pid) for worker in workers))
 
 
-@pytest.mark.parametrize("stalled", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("signalled", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("stalled", "signalled"),
+    [
+        *[(0, 1), (1, 0)],
+        *in_wide((0, 0), (0, 2), (1, 1), (1, 2)),
+    ],
+)
 def test_the_others_say_which_rank_never_came(
     stage: Stage, stalled: int, signalled: int
 ) -> None:
@@ -355,7 +362,7 @@ def test_the_others_say_which_rank_never_came(
         assert re.search(rf"rank {stalled}\b", stage.log(other))
 
 
-@pytest.mark.parametrize("signalled", [0, 1])
+@pytest.mark.parametrize("signalled", [0, *in_wide(1)])
 def test_a_stalled_rank_keeps_nobody_in_a_collective_for_ever(
     stage: Stage, signalled: int
 ) -> None:
@@ -388,7 +395,7 @@ def test_a_stalled_rank_keeps_nobody_in_a_collective_for_ever(
         assert "no boundary came within 1 s of SIGTERM" in log
 
 
-@pytest.mark.parametrize("signalled", [0, 2])
+@pytest.mark.parametrize("signalled", [0, *in_wide(2)])
 def test_a_stopped_replica_is_named(stage: Stage, signalled: int) -> None:
     loop = Loop(stage, num_samples=10**9, is_lock_step=False, pace=0.001)
 
@@ -431,7 +438,11 @@ def test_a_stopped_rank_0_is_named(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
+    ("number", "exit_code"),
+    [
+        *in_wide((signal.SIGTERM, 143)),
+        (signal.SIGINT, 130),
+    ],
 )
 def test_a_second_signal_leaves_at_once(
     stage: Stage, number: int, exit_code: int
@@ -498,7 +509,7 @@ def outside(stage: Stage, place: str) -> Callable[[], int]:
     return script
 
 
-@pytest.mark.parametrize("signalled", [0, 1])
+@pytest.mark.parametrize("signalled", [0, *in_wide(1)])
 @pytest.mark.parametrize("place", ["before the first loop", "between loops"])
 def test_a_signal_outside_of_loops_stops_at_the_next_boundary(
     stage: Stage, place: str, signalled: int

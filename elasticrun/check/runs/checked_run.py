@@ -11,6 +11,7 @@ from elasticrun.check.runs.moments import Key, Moment, moments_of
 from elasticrun.check.runs.routes import RestartPlace, Route
 from elasticrun.job.trace import read_trace
 from elasticrun.launcher.supervisor.causes import Ending
+from elasticrun.launcher.supervisor.generation import Stack
 
 # Moments that a run with restarts has as well; others are seen in a replay only.
 _COMPARED = ("begin", "enter", "leave", "end")
@@ -25,6 +26,7 @@ class CheckedRun:
         failure: How the replica ended that failed first, or None.
         hang: Why the run was ended as hung; empty if it was not.
         output: The lines of the last generation, by rank.
+        stacks: Where its replicas were when they hung, by rank.
         missed: The place that the program never came to, or None.
         last_leg: The number of the leg that was the last to run, from 0.
         seconds: What it took, from when its first replicas were forked.
@@ -35,6 +37,7 @@ class CheckedRun:
     failure: Ending | None = None
     hang: str = ""
     output: dict[int, list[str]] = field(default_factory=dict)
+    stacks: dict[int, Stack] = field(default_factory=dict)
     missed: RestartPlace | None = None
     last_leg: int = 0
     seconds: float = 0.0

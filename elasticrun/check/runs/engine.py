@@ -160,6 +160,7 @@ class ActiveRun:
         self._on_change()
         if self.is_over:
             return
+        self.run.stacks = {each.rank: each.stack for each in generation.members}
         self.run.seconds = time.monotonic() - self._began_at
         _judge(self.run, self._leg, generation.endings, reason)
         self._leg += 1

@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from elasticrun.errors import counted
 from elasticrun.launcher.nodes.nodes import Round
 from elasticrun.launcher.verdict import Verdict
 
 _CAUSES_KEPT = 10
 _FREE = 3  # Restarts without a pause, after what is no failure of the program.
+_LONGEST_DELAY = 60.0
 
 
 class CrashBook:
     """Remembers the crashes of a job, and decides whether it may restart.
+
+    A checkpoint between two crashes lets it have all its restarts again.
 
     Args:
         newest_at_start: The number of the newest checkpoint when the launcher started.
 
     Attributes:
         num_restarts: Restarts after crashes so far.
+        num_used: Those without a newer checkpoint between them.
+        newest_at_crash: The newest checkpoint at the last crash.
         causes: What they were, the last ones.
         has_trained: Whether a batch was trained on this node.
-        newest_at_start: As the argument.
     """
 
     def __init__(self, max_restarts: int, *, newest_at_start: int) -> None:
-        self.num_restarts = 0
+        self.num_restarts = self.num_used = self.newest_at_crash = 0
         self.causes: list[str] = []
         self.has_trained = False
-        self.budget = Budget(max_restarts)
         self.newest_at_start = newest_at_start
+        self._max_restarts = max_restarts
         self._has_job_trained = False
 
     def adopt(self, round_: Round) -> None:
         """Take over what the other nodes know, so that all nodes decide the same."""
         self._has_job_trained = self._has_job_trained or round_.has_trained
-        self.budget.newest_at_crash = round_.newest_at_crash
-        self.budget.num_used = round_.num_used
+        self.newest_at_crash = round_.newest_at_crash
+        self.num_used = round_.num_used
 
     def note(self, verdict: Verdict) -> None:
         """Learn from how a generation ended."""
@@ -61,17 +63,27 @@ class CrashBook:
         is_bug = not (has_trained or verdict.is_from_outside)
         if is_bug and newest <= self.newest_at_start:
             return None, "this was before the first batch, so it is not tried again"
-        is_free = verdict.is_from_outside and not verdict.is_out_of_memory
-        delay = self.budget.on_crash(newest, num_free=_FREE if is_free else 1)
-        most = self.budget.max_restarts
-        if delay is None:
+        most = self._max_restarts
+        if newest > self.newest_at_crash:
+            self.num_used = 0
+        self.newest_at_crash = newest
+        if self.num_used >= most:
             return None, _describe_spent(most)
+        self.num_used += 1
         self.num_restarts += 1
+        is_free = verdict.is_from_outside and not verdict.is_out_of_memory
+        delay = self.delay(num_free=_FREE if is_free else 1)
         return delay, (
-            f"restart {self.budget.num_used} of {most}"
+            f"restart {self.num_used} of {most}"
             + (f" in {delay:.0f} s " if delay else " ")
             + start_from(newest)
         )
+
+    def delay(self, *, num_free: int) -> float:
+        """Return the seconds to wait: none at first, then each time twice as many."""
+        if self.num_used <= num_free:
+            return 0.0
+        return min(_LONGEST_DELAY, 2.0 ** (self.num_used - num_free - 1))
 
 
 def start_from(newest: int) -> str:
@@ -86,42 +98,3 @@ def _describe_spent(most: int) -> str:
         "no restarts are left (--max-restarts): the last new checkpoint is "
         f"{counted(most, 'restart')} ago"
     )
-
-
-_LONGEST_DELAY = 60.0
-
-
-@dataclass
-class Budget:
-    """Counts crashes; a checkpoint newer than the last crash makes it full again.
-
-    Attributes:
-        max_restarts: Restarts after crashes without a newer checkpoint between them.
-        num_used: How many of them are used.
-        newest_at_crash: The newest checkpoint at the last crash.
-    """
-
-    max_restarts: int
-    num_used: int = 0
-    newest_at_crash: int = 0
-
-    def on_crash(self, newest: int, *, num_free: int = 1) -> float | None:
-        """Count a crash.
-
-        Args:
-            newest: The number of the newest checkpoint, 0 without any.
-            num_free: How many restarts come at once; each further one comes after twice
-                the time.
-
-        Returns:
-            Seconds to wait before the restart, or None if the budget is spent.
-        """
-        if newest > self.newest_at_crash:
-            self.num_used = 0
-        self.newest_at_crash = newest
-        if self.num_used >= self.max_restarts:
-            return None
-        self.num_used += 1
-        if self.num_used <= num_free:
-            return 0.0
-        return min(_LONGEST_DELAY, 2.0 ** (self.num_used - num_free - 1))

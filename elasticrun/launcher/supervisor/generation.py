@@ -40,25 +40,29 @@ _MOST_PLACES, _MOST_RANKS = 4, 8
 
 
 class Stack:
-    """The stack of a replica's main thread, which faulthandler prints last."""
+    """The stack of a replica's main thread, which faulthandler prints last.
+
+    Attributes:
+        frames: The file, line and function of each frame, the innermost first.
+    """
 
     def __init__(self) -> None:
-        self._frames: list[tuple[str, str, str]] = []
+        self.frames: list[tuple[str, str, str]] = []
 
     def take(self, line: bytes) -> None:
         """Look at a line that the replica printed."""
         if _THREAD.match(line):
-            self._frames = []
+            self.frames = []
         elif frame := _FRAME.match(line):
             file, number, function = (os.fsdecode(part) for part in frame.groups())
-            self._frames.append((file, number, function))
+            self.frames.append((file, number, function))
 
     @property
     def place(self) -> str:
         """The program's line, and the function that it waits for; empty if unknown."""
-        for file, number, function in self._frames:
+        for file, number, function in self.frames:
             if not (file.startswith(_NOT_OWN) or _INSTALLED.search(file)):
-                innermost = self._frames[0][2]
+                innermost = self.frames[0][2]
                 called = "" if innermost == function else f", in {innermost}"
                 return f"{os.path.basename(file)}:{number}{called}"
         return ""

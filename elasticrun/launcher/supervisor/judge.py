@@ -129,7 +129,7 @@ class Judge:
     def note_idle_end(self, cause: str) -> None:
         """Say what is kept of a job that ends while no replica trains."""
         newest = max(
-            self._crashes.budget.newest_at_crash,
+            self._crashes.newest_at_crash,
             directory.newest_checkpoint(self._options.checkpoint_dir),
         )
         text = f"checkpoint {newest} is the newest{self._options.how_to_go_on}"

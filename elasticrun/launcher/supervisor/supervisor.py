@@ -326,8 +326,8 @@ class Supervisor:
             ports=first.ports,
             number=number,
             has_trained=self.crashes.has_trained,
-            newest_at_crash=self.crashes.budget.newest_at_crash,
-            num_used=self.crashes.budget.num_used,
+            newest_at_crash=self.crashes.newest_at_crash,
+            num_used=self.crashes.num_used,
         )
 
     def on_round(self, round_: Round) -> None:

@@ -49,6 +49,7 @@ from tests.integrations.lightning.fitting import (
 from tests.support.foreign import delivered
 from tests.support.generations import Crash, generation, run_once
 from tests.support.programs import StopOnce, request_stop_and_wait
+from tests.support.variants import in_wide
 
 # Lightning warns of small loaders, directories that exist, and deprecations of torch's.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -214,7 +215,10 @@ def die_in_last_batch(trainer: Trainer) -> None:
 @pytest.mark.usefixtures("lightning_in_forks")
 @pytest.mark.parametrize(
     ("kind", "calm_kind"),
-    [("plain", "plain"), ("cut", "whole"), ("streams", "streams")],
+    [
+        *[("plain", "plain"), ("cut", "whole")],
+        *in_wide(("streams", "streams")),
+    ],
 )
 def test_stops_and_a_kill_at_1_to_3_replicas_do_not_show(
     tmp_path: Path, calm: Any, kind: str, calm_kind: str

@@ -49,6 +49,7 @@ from tests.support.forkservers import forks_that_have_imported
 from tests.support.generations import JOB, Crash, run_once
 from tests.support.programs import Leave, StopOnce, request_stop_and_wait
 from tests.support.streams import Cut, Iterable
+from tests.support.variants import in_wide
 
 # It warns of deprecations of torch's, and of what a checkpoint leaves out.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -87,8 +88,9 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     ("kind", "accumulated", "trainer"),
     [
-        *[("tokens", 1, Trainer), ("tokens", 3, Counting)],
-        *[("samples", 1, Trainer), ("samples", 3, Trainer)],
+        *[("tokens", 3, Counting), ("samples", 1, Trainer)],
+        *in_wide(("tokens", 1, Trainer)),
+        *in_wide(("samples", 3, Trainer)),
     ],
 )
 def test_one_replica_does_what_the_trainer_does(
@@ -101,7 +103,7 @@ def test_one_replica_does_what_the_trainer_does(
     assert bare.run_bare(delivered(tmp_path / "trace")) == ours
 
 
-@pytest.mark.parametrize("data", [Cut, Iterable])
+@pytest.mark.parametrize("data", [*in_wide(Cut), Iterable])
 def test_streams_are_trained_with_as_their_samples_are(
     tmp_path: Path, data: Any
 ) -> None:
@@ -125,7 +127,7 @@ def test_stops_do_not_show(tmp_path: Path, calm: Any) -> None:
     assert len({generation for generation, _ in deliveries(tmp_path / "trace")}) >= 4
 
 
-@pytest.mark.parametrize("died_in", [1, 4, 5, 7])
+@pytest.mark.parametrize("died_in", [4, *in_wide(1, 5, 7)])
 def test_kills_do_not_show(tmp_path: Path, calm: Any, died_in: int) -> None:
     def die(state: Any) -> None:
         if state.global_step == died_in:
@@ -142,7 +144,7 @@ def test_kills_do_not_show(tmp_path: Path, calm: Any, died_in: int) -> None:
     ("options", "left_after"),
     [
         ({"gradient_accumulation_steps": 3}, 2),
-        ({"gradient_accumulation_steps": 3}, 3),
+        *in_wide(({"gradient_accumulation_steps": 3}, 3)),
         ({"max_steps": 6, "lr_scheduler_type": "cosine"}, 4),
         ({"train_sampling_strategy": "group_by_length"}, 2),
     ],
@@ -208,9 +210,9 @@ FULL = {"dataloader_drop_last": True, "logging_steps": 4}
     ("changes", "died_at", "ended_at"),
     [
         ({"kind": "tokens", "num_devices": 5}, 2, 1),
-        pytest.param({"kind": "samples"}, 3, 1, marks=pytest.mark.wide),
-        ({"trainer": Counting, "options": FULL}, 2, 2),
-        pytest.param({"data": Cut}, 2, 3, marks=pytest.mark.wide),
+        *in_wide(({"kind": "samples"}, 3, 1)),
+        *in_wide(({"trainer": Counting, "options": FULL}, 2, 2)),
+        *in_wide(({"data": Cut}, 2, 3)),
         ({"data": Iterable, "options": STEPS}, 3, 1),
     ],
 )

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elasticrun.launcher.nodes.nodes import (
-    plan_round,
-)
-from elasticrun.launcher.supervisor.crashes import Budget, CrashBook
+import pytest
+
+from elasticrun.launcher.nodes.nodes import plan_round
+from elasticrun.launcher.supervisor.crashes import CrashBook
 from elasticrun.launcher.verdict import EndKind, Verdict
 from tests.launcher.offers import offer
 
 
-def test_delays_double_up_to_a_minute() -> None:
-    budget = Budget(10)
-    delays = [budget.on_crash(0) for _ in range(11)]
-    assert delays == [0, 1, 2, 4, 8, 16, 32, 60, 60, 60, None]
+@pytest.mark.parametrize(
+    ("max_restarts", "checkpoints", "delays"),
+    [
+        (10, [0] * 11, [0, 1, 2, 4, 8, 16, 32, 60, 60, 60, None]),
+        (2, [1, 1, 2, 2, 2], [0, 1, 0, 1, None]),  # Full again by a newer checkpoint.
+        (0, [5], [None]),
+    ],
+)
+def test_delays_double_up_to_a_minute_until_none_is_left(
+    max_restarts: int, checkpoints: list[int], delays: list[float | None]
+) -> None:
+    book = CrashBook(max_restarts, newest_at_start=0)
+    book.has_trained = True
+    crash = Verdict(EndKind.CRASHED, text="no module named x", is_own_fault=True)
+    found = [book.decide(replace(crash, newest=each), 0)[0] for each in checkpoints]
+    assert found == delays
 
 
 def test_what_comes_from_outside_costs_no_pause_three_times() -> None:
@@ -25,15 +37,6 @@ def test_what_comes_from_outside_costs_no_pause_three_times() -> None:
     full = replace(killed, is_out_of_memory=True)
     delays = [book.decide(each, 0)[0] for each in [killed] * 5 + [full, killed]]
     assert delays == [0, 0, 0, 1, 2, 16, 8]
-
-
-def test_a_newer_checkpoint_makes_it_full_again() -> None:
-    budget = Budget(2)
-    assert [budget.on_crash(n) for n in (1, 1, 2, 2, 2)] == [0, 1, 0, 1, None]
-
-
-def test_none_is_none() -> None:
-    assert Budget(0).on_crash(5) is None
 
 
 def test_a_newcomer_that_fails_at_once_fails_alone() -> None:

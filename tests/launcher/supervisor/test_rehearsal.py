@@ -30,6 +30,7 @@ from tests.launcher.running import (
     wait_until_nothing_is_left,
 )
 from tests.support.stage import DEADLINE, Stage, wait_until
+from tests.support.variants import in_wide
 
 pytestmark = pytest.mark.slow
 
@@ -229,6 +230,7 @@ def test_the_generation_goes_on_when_those_that_prepare_end(
     rescaled.finish()
 
 
+@pytest.mark.wide
 def test_a_successor_that_is_killed_while_the_old_ones_stop_is_replaced(
     rescaled: Rescaled,
 ) -> None:
@@ -291,7 +293,7 @@ def test_a_crash_meanwhile_is_followed_by_those_that_prepare(
     rescaled.stop()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [*in_wide(signal.SIGTERM), signal.SIGKILL])
 def test_the_launchers_end_is_that_of_those_that_prepare(
     rescaled: Rescaled, number: int
 ) -> None:

@@ -169,6 +169,7 @@ def test_status_says_where_the_job_is(stage: Stage) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.wide
 def test_a_program_without_boundaries_is_told_so(stage: Stage) -> None:
     script = stage.root / "train.py"
     script.write_text(

@@ -17,6 +17,7 @@ from tests.launcher.running import (
     wait_until_nothing_is_left,
 )
 from tests.support.stage import Stage, wait_until
+from tests.support.variants import in_wide
 
 pytestmark = pytest.mark.slow
 
@@ -70,6 +71,7 @@ main()
 """
 
 
+@pytest.mark.wide
 def test_scaling_does_not_wait_for_a_script_that_only_starts(stage: Stage) -> None:
     script = stage.root / "script.py"
     script.write_text(SLOW_ONCE)
@@ -107,7 +109,10 @@ def test_bounds_are_kept(stage: Stage) -> None:
         assert "0 replicas: give a number from 1 up" in nonsense.stderr
 
 
-@pytest.mark.parametrize("request_", ["stop", "scale", "none"])
+@pytest.mark.parametrize(
+    "request_",
+    ["scale", *in_wide("stop", "none")],
+)
 def test_a_last_save_that_failed_is_told(stage: Stage, request_: str) -> None:
     options = ["--replicas", 2, "--", "--at", "0:0:3:fill", "--hold", "0:9"]
     lost = "the last save failed (rank 0's log says why): everything is lost"
@@ -217,6 +222,7 @@ def test_who_scales_again_waits_for_the_new_number(stage: Stage) -> None:
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
+@pytest.mark.wide
 def test_a_stop_gets_through_where_reports_fail(stage: Stage) -> None:
     script = stage.root / "script.py"
     script.write_text(REPORTS_FAIL + MEDDLED)
@@ -239,6 +245,7 @@ except:
 """
 
 
+@pytest.mark.wide
 def test_a_program_that_swallows_its_stop_has_not_finished(stage: Stage) -> None:
     script = stage.root / "script.py"
     script.write_text(SWALLOWS_ITS_STOP)

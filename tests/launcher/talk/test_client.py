@@ -105,6 +105,7 @@ def test_the_socket_is_the_users_alone_and_takes_no_nonsense(stage: Stage) -> No
     assert "no job of this user is running" in elasticrun(stage, "status").stdout
 
 
+@pytest.mark.wide
 def test_the_launcher_is_small(stage: Stage) -> None:
     with running(stage, "--replicas", 2, "--", "--hold", "0:9") as job:
         job.wait_until_held(0, 2)
