@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from elasticrun.adaptive.goodput import Choice, choose
-from elasticrun.adaptive.scaling import seconds_of
-from elasticrun.adaptive.step_time import fit
+from elasticrun.adaptive.decision import next_size
 from elasticrun.data.fingerprint import LoaderState
 from elasticrun.data.step_times import StepTimes
 from elasticrun.errors import ElasticRunError, LoopOrderError
@@ -15,9 +13,6 @@ from elasticrun.logger import Logger
 from elasticrun.replicas.gathering import gather
 
 logger = Logger(__name__)
-
-_LEAST_GAIN = 1.05  # Less would not make up for a change of the learning rate.
-_MOST_GROWTH = 2  # In one change: the model knows little of what is much larger.
 
 
 class Autoscaler:
@@ -73,31 +68,17 @@ class Autoscaler:
 
     def choose(self) -> int | None:
         """Return another size for global batches, or None if this one is right."""
-        noise = self._noise_record().noise
-        base, size = self._state.sizes[0][1], self._state.sizes[-1][1]
-        steps, replicas = self._times.steps, self._job.world_size
-        if noise.critical_batch_size is None:
-            return None
-        if seconds_of(steps, replicas, size) is None:  # None were timed yet.
-            return None
-        step_time, least = fit(steps), self._times.min_efficiency
-
-        def best_of(sizes: range) -> Choice:
-            return choose(
-                step_time,
-                noise,
-                base=base,
-                sizes=sizes,
-                num_nodes=self._times.num_nodes,
-                num_replicas=replicas,
-                max_local_batch_size=self._times.max_local_batch_size,
-                min_efficiency=least,
-            )
-
-        best = best_of(range(base, min(self._largest, _MOST_GROWTH * size) + 1))
-        now = best_of(range(size, size + 1))
-        is_better = best.goodput >= _LEAST_GAIN * now.goodput or now.efficiency < least
-        return best.batch_size if is_better else None
+        return next_size(
+            self._times.steps,
+            self._noise_record().noise,
+            base=self._state.sizes[0][1],
+            size=self._state.sizes[-1][1],
+            largest=self._largest,
+            num_nodes=self._times.num_nodes,
+            num_replicas=self._job.world_size,
+            max_local_batch_size=self._times.max_local_batch_size,
+            min_efficiency=self._times.min_efficiency,
+        )
 
     def _place(self) -> int | None:
         """Return how many samples were seen, by the plan; None if sizes cannot change.

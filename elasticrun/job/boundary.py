@@ -160,6 +160,8 @@ class Boundary:
             position = self._progress.position
             self.rescue.note(self._gate.number + 1, position, is_whole=is_whole)
         decision = self._gate.arrive()
+        if self._gate.number == 1 and self._saver is not None:
+            self._saver.prepare()  # Now that an optimizer has its state.
         if self._has_flight_ended:
             self._settle()
         if ends_epoch:

@@ -62,8 +62,11 @@ class Journal:
     ) -> tuple[str, int]:
         """Return what `write` takes, for a boundary whose states were remembered."""
         self._note(self._generators.seen)
-        parts = {state.name: state.own_part() for state in states}
-        parts = {name: part for name, part in parts.items() if part is not None}
+        parts = {
+            state.name: part
+            for state in states
+            if (part := state.own_part()) is not None
+        }
         if is_complete:  # In others replicas may have different numbers of batches.
             self._history = _later(self._history, self._turn)
         # Not all by `json.dumps`, which takes longer than all else here.

@@ -16,6 +16,7 @@ record these where the others can read them (job/journal.py).
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -130,7 +131,7 @@ class Rescue:
         """
         if self.is_off:
             return
-        begun = time.perf_counter()
+        self._cost.begin()
         if self.num_steps != self._steps_at:
             self._kept, self._steps_at = [], self.num_steps
             self._why_none = str(CannotRescueError("gradients wait for a step"))
@@ -142,10 +143,8 @@ class Rescue:
         except (CannotRescueError, RecordTooLargeError) as error:
             self._forget(str(error))
         self._num_reduced = 0
-        if self._gpu is not None:
-            begun = self._gpu.take_done_at() or begun
-        is_too_much = self._cost.is_too_much(begun, time.perf_counter())
-        if is_too_much and not self._may_cost:
+        done_at = None if self._gpu is None else self._gpu.take_done_at()
+        if self._cost.is_too_much(done_at) and not self._may_cost:
             self._turn_off()
 
     def note_step(self) -> None:
@@ -179,13 +178,15 @@ class Rescue:
             self._journal.look()
 
     def _keep(self, number: int, position: Position) -> Kept:
+        states = list(self._states)
         put_back = []
-        for state in self._states:
+        for state in states:
             is_new = state.name not in self._known
             put_back.append((state, remember(state, is_new=is_new)))
-            self._known.add(state.name)
+            if is_new:
+                self._known.add(state.name)
         mark = None if self._gpu is None else self._gpu.mark()
-        entry = self._journal.entry(self._states, is_complete=self._num_reduced > 0)
+        entry = self._journal.entry(states, is_complete=self._num_reduced > 0)
         return Kept(number, position, put_back, mark, entry)
 
     def _write(self) -> None:
@@ -386,7 +387,7 @@ def remember(state: BaseState, *, is_new: bool = False) -> Callable[[], None]:
     """Remember a state as it is; return what puts it back.
 
     Args:
-        is_new: Whether it is yet to be found out if all of its values can be.
+        is_new: Whether it is yet to be found out if it can be, with all of its values.
 
     Raises:
         CannotRescueError: It cannot be remembered; or, when it is put back, more has
@@ -395,7 +396,8 @@ def remember(state: BaseState, *, is_new: bool = False) -> Callable[[], None]:
     put_back = state.remember()
     if put_back is not None:
         return put_back
-    _check_can_be_alone(state)
+    if is_new:
+        _check_can_be_alone(state)
     values = state.current()
     if values is None:
         raise CannotRescueError(f"{state.name!r} cannot be known as it was")
@@ -441,22 +443,39 @@ def _is_summing(number: int, told: Iterable[Told], *, but: set[str]) -> bool:
 
 
 class _Cost:
-    """Measures what boundaries take for it, and steps."""
+    """Measures what boundaries take for it, and steps.
+
+    Of boundaries the processor time: on a busy machine others interrupt them, too.
+    """
 
     def __init__(self) -> None:
-        self._measured: list[tuple[float, float]] = []
-        self._ended = 0.0
+        self._spent: list[float] = []
+        self._gaps: list[float] = []
+        self._begun = self._ended = 0.0
+        self._is_measuring = True
         self.microseconds = 0.0
 
-    def is_too_much(self, begun: float, ended: float) -> bool:
-        """Return, after some boundaries, whether the median is more than it may be."""
-        gap, self._ended = begun - self._ended, ended
-        if len(self._measured) == _NUM_WARM_UP + _NUM_MEASURED:
+    def begin(self) -> None:
+        """Note that a boundary begins."""
+        if self._is_measuring:
+            self._gaps.append(time.perf_counter() - self._ended)
+            self._begun = time.thread_time()
+
+    def is_too_much(self, done_at: float | None) -> bool:
+        """Return, after some boundaries, whether the median is more than it may be.
+
+        Args:
+            done_at: Since when a GPU that was waited for has had no work, if so.
+        """
+        if not self._is_measuring:
             return False
-        self._measured.append((ended - begun, gap))
-        if len(self._measured) < _NUM_WARM_UP + _NUM_MEASURED:
+        self._ended = time.perf_counter()
+        spent = time.thread_time() - self._begun
+        self._spent.append(spent if done_at is None else self._ended - done_at)
+        if len(self._spent) < _NUM_WARM_UP + _NUM_MEASURED:
             return False
-        all_of = zip(*self._measured[_NUM_WARM_UP:], strict=True)
-        spent, gap = (float(sorted(each)[_NUM_MEASURED // 2]) for each in all_of)
+        self._is_measuring = False
+        spent = statistics.median(self._spent[_NUM_WARM_UP:])
+        gap = statistics.median(self._gaps[_NUM_WARM_UP:])
         self.microseconds = spent * 1e6
         return spent > max(_MOST_SECONDS, _MOST_OF_STEP * gap)

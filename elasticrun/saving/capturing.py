@@ -22,6 +22,7 @@ from elasticrun.checkpoint.files.memory import (
 from elasticrun.checkpoint.registry import Registry
 from elasticrun.checkpoint.states.gathered import GatheredState
 from elasticrun.checkpoint.states.state import BaseState
+from elasticrun.checkpoint.states.stateful import local_shard
 from elasticrun.errors import text_of
 from elasticrun.logger import Logger
 
@@ -130,6 +131,11 @@ class Capturer:
         self._world_size = world_size
         self._memory = Memory() if is_async else None
 
+    def prepare(self) -> None:
+        """Get memory ready for the first save, in the background: training goes on."""
+        if self._memory is not None:
+            self._memory.prepare(sum(_num_bytes(state) for state in self._own_states()))
+
     @_no_garbage_collected()
     def capture(
         self, number: int, position: dict[str, Any], newest: Checkpoint | None
@@ -164,12 +170,7 @@ class Capturer:
 
     def _capture_files(self) -> tuple[tuple[OwnFile, ...], str | None]:
         """Return this rank's files, in memory if that can be; or why there are none."""
-        own = [
-            state
-            for state in self._registry
-            if (self._rank == 0 or state.is_per_replica)
-            and not isinstance(state, GatheredState)
-        ]
+        own = self._own_states()
         if self._memory is not None:
             try:
                 return self._into_memory(own, self._memory), None
@@ -187,6 +188,15 @@ class Capturer:
             for s in own
         ]
         return tuple(files), None
+
+    def _own_states(self) -> list[BaseState]:
+        """Return the states that this rank writes."""
+        return [
+            state
+            for state in self._registry
+            if (self._rank == 0 or state.is_per_replica)
+            and not isinstance(state, GatheredState)
+        ]
 
     def forget(self) -> None:
         """Give the memory back."""
@@ -216,6 +226,17 @@ class Capturer:
             return {}
         samples = {state.name: state.samples() for state in self._registry}
         return {name: parts for name, parts in samples.items() if parts}
+
+
+def _num_bytes(state: BaseState) -> int:
+    """Return how much this rank has of a module or an optimizer, where most is."""
+    target, tensors = state.target, []
+    if isinstance(target, torch.nn.Module):
+        tensors = [*target.parameters(), *target.buffers()]
+    elif isinstance(target, torch.optim.Optimizer):
+        entries = [each for of in target.state.values() for each in of.values()]
+        tensors = [each for each in entries if isinstance(each, torch.Tensor)]
+    return sum(local_shard(each).nbytes for each in tensors)
 
 
 def _wait_for_gpus() -> None:

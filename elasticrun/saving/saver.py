@@ -321,6 +321,10 @@ class Saver:
         finally:
             self._is_saving = False
 
+    def prepare(self) -> None:
+        """Get ready for the first save, in the background."""
+        self._capturer.prepare()
+
     def _take_number(self) -> int:
         number = self._number
         if number == self._start.number:

@@ -73,9 +73,13 @@ def test_an_average_that_changes_through_data_is_noticed(
 
 def test_a_buffer_is_noticed_that_changes_where_nobody_looks(job: Job) -> None:
     net = nn.Linear(2, 2)
-    net.register_buffer("queue", torch.zeros(100))
+    net.register_buffer("queue", torch.zeros(10_000))
+    net.register_buffer("small", torch.zeros(100))
     register(net=net)
     put_back = remember(state_called("net"))
+    net.get_buffer("small").data[50] = 1.0
+    put_back()
+    assert net.get_buffer("small")[50] == 0
     net.get_buffer("queue").data[50] = 1.0
     with pytest.raises(CannotRescueError, match="buffers of 'net' have changed"):
         put_back()
@@ -214,7 +218,7 @@ def test_what_each_replica_has_of_its_own_cannot_be_remembered(job: Job) -> None
     for kind in (Own, Synced):
         state = kind()
         with pytest.raises(CannotRescueError, match="each replica has a part"):
-            remember(state)
+            remember(state, is_new=True)
 
 
 class Own(State):

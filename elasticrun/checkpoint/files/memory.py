@@ -1,7 +1,8 @@
 """Memory of the host for captured files, reused from save to save.
 
 The first access to fresh memory takes ten times as long as copying into it. So the
-memory is kept, and the next save copies into it.
+memory is kept, and the next save copies into it; for the first save another thread
+touches it beforehand.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import mmap
 import threading
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import BinaryIO
@@ -18,6 +20,7 @@ from elasticrun.checkpoint.files.streams import ErrorKeepingWriter, write_throug
 
 CHUNK_SIZE = 64 << 20
 _PAGE_SIZE = 4096
+_WORTH_TOUCHING = 16 << 20
 _WORTH_THREADS = 4 << 20  # Bytes to copy from which on more threads are faster.
 _MOST_THREADS = 4  # More do not make memory faster.
 _WORTH_CHECKSUM_THREAD = 1 << 20
@@ -64,12 +67,38 @@ class Memory:
 
     def __init__(self) -> None:
         self._chunks: list[memoryview] = []
+        self._touched: deque[memoryview] = deque()
         self._end = 0
         self.num_threads = 1
+
+    def prepare(self, num_bytes: int) -> None:
+        """Touch memory for the first save, in a thread of its own, if there is enough.
+
+        A save that begins before the end takes what is ready.
+        """
+        num_chunks = num_bytes // CHUNK_SIZE + 1
+        if num_bytes < _WORTH_TOUCHING:
+            return
+
+        def touch() -> None:
+            import numpy as np  # Which lets training run meanwhile.
+            import psutil
+
+            if 2 * num_bytes > psutil.virtual_memory().available:
+                return
+            with contextlib.suppress(NoMemoryLeftError):  # The save will say so.
+                while len(self._touched) < num_chunks and not self._end:
+                    chunk = _allocate(CHUNK_SIZE)
+                    np.frombuffer(chunk, np.uint8)[::_PAGE_SIZE] = 0
+                    self._touched.append(chunk)
+
+        _start(threading.Thread(target=touch, name="elasticrun-memory", daemon=True))
 
     def clear(self) -> None:
         """Forget what was captured; memory that the last save did not need is freed."""
         del self._chunks[-(-self._end // CHUNK_SIZE) :]
+        if self._end:
+            self._touched.clear()
         self._end = 0
 
     def capture(self, write: Callable[[BinaryIO], object]) -> Captured:
@@ -100,7 +129,9 @@ class Memory:
         """Return what is free of the current chunk."""
         number, begin = divmod(self._end, CHUNK_SIZE)
         if number == len(self._chunks):
-            self._chunks.append(_allocate(CHUNK_SIZE))
+            is_ready = len(self._touched) > 0
+            chunk = self._touched.popleft() if is_ready else _allocate(CHUNK_SIZE)
+            self._chunks.append(chunk)
         return self._chunks[number][begin:]
 
     def _blocks(self, begin: int, end: int) -> Iterator[memoryview]:

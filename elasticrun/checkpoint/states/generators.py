@@ -26,6 +26,7 @@ _PYTHON = struct.Struct("=i624Ii4xd")
 _NUMPY = struct.Struct("=624Iii4xd")
 _TWISTER = ctypes.c_char * 2500
 _KEPT = struct.Struct("=i4xd")
+_NOTHING = _KEPT.pack(0, 0.0)
 _ANY = 0.123456789
 _SIZES = struct.Struct("<II")  # Of the CPU's state of torch, and of each GPU's.
 _GPU = struct.Struct("<i")  # Its number; -1 for this replica's own.
@@ -315,8 +316,8 @@ class _Glance:
 
     def look(self, device: torch.device) -> bytes:
         """Return how they are; the same object as before, if they are the same."""
-        state, gpus = torch.get_rng_state(), _gpus(device)
-        size_of_gpu = max((each.numel() for each in gpus.values()), default=0)
+        state, gpus = torch.default_generator.get_state(), _gpus(device)
+        size_of_gpu = max([each.numel() for each in gpus.values()]) if gpus else 0
         parts = [
             _packed_python() if self._python is None else _read_python(self._python),
             _packed_numpy() if self._numpy is None else _read_numpy(*self._numpy),
@@ -337,7 +338,8 @@ def _packed_python() -> bytes:
 
 def _read_python(twister: Any) -> bytes:
     kept = random.getstate.__self__.gauss_next  # type: ignore[attr-defined]
-    return bytes(twister.raw + _KEPT.pack(kept is not None, kept or 0.0))
+    raw: bytes = twister.raw  # Not in one expression: this is read at each boundary.
+    return raw + (_NOTHING if kept is None else _KEPT.pack(1, kept))
 
 
 def _memory_of_python() -> Any:

@@ -13,6 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 from elasticrun.checkpoint.states.state import CannotRescueError
 
 _LOOKED_AT = 16  # Elements of each tensor.
+_SMALL = 1 << 14  # Bytes of a buffer that is copied at each boundary, changed or not.
 _SAVING = ("state_dict", "_save_to_state_dict", "get_extra_state")
 # Whose ways of saving these are, if they are no module's own.
 _KNOWN = ("torch.nn.", "torchmetrics.", "elasticrun.")
@@ -25,7 +26,7 @@ class ModuleMemory:
 
     Parameters change when an optimizer steps, so of these only what a look at them sees
     is remembered. Buffers, such as the statistics of a BatchNorm, change in each
-    forward pass: they are copied, if they have changed since the last copy.
+    forward pass: they are copied, large ones if they have changed since the last copy.
 
     Args:
         has_common_statistics: Whether the averages in BatchNorms are the same on all
@@ -47,9 +48,11 @@ class ModuleMemory:
         self._statistics_at: list[int] = []
         self._parameters: _Watched | None = None
         self._trained: list[Tensor] = []
-        self._buffers = _Watched([])
+        self._buffers: list[Tensor] = []
+        self._shapes: list[torch.Size] = []
+        self._small = self._large = _Watched([], first_of)
         self._copies: list[Tensor] = []
-        self._copied: Any = None  # What a look at the buffers has seen then.
+        self._copied: Any = None  # What a look at large buffers has seen then.
         self._num_copied = 0
         self._seen: Any = None  # Of the parameters, and of a gradient.
         self._gradient: Any = None
@@ -59,30 +62,40 @@ class ModuleMemory:
         """Return what puts the module back."""
         if self._parameters is None:
             self._check()
-            self._parameters = _Watched(list(self._module.parameters()))
-            self._buffers = _Watched(list(self._module.buffers()))
-            parameters = self._parameters.tensors
-            self._trained = [each for each in parameters if each.requires_grad]
-            self._copies = [each.detach().clone() for each in self._buffers.tensors]
-            self._copied = self._buffers.look()
-            self._statistics = _statistics_of(self._module)
-            self._statistics_at = _versions(self._statistics)
+            self._begin()
+        assert self._parameters is not None
         looked, sample = self._parameters.look(), self._parameters.sample_of_gpu()
         if self._trained and self.looks_at_gradients:
             self._note_gradients(looked)
             if self._wait:
                 return self._refuse
-        if self._copies and (seen := self._buffers.look()) != self._copied:
+        if self._copies and (seen := self._large.look()) != self._copied:
             try:
                 with torch.no_grad():
-                    torch._foreach_copy_(self._copies, self._buffers.tensors)
+                    torch._foreach_copy_(self._copies, self._large.tensors)
             except RuntimeError as error:
                 raise CannotRescueError(
                     f"buffers of {self._name!r} change their shapes"
                 ) from error
             self._copied = seen
             self._num_copied += 1
-        return partial(self._put_back, looked, sample, self._copied, self._num_copied)
+        buffers = self._small.read(), self._copied, self._num_copied
+        return partial(self._put_back, looked, sample, *buffers)
+
+    def _begin(self) -> None:
+        self._parameters = _Watched(list(self._module.parameters()), first_of)
+        parameters = self._parameters.tensors
+        self._trained = [each for each in parameters if each.requires_grad]
+        self._buffers = list(self._module.buffers())
+        self._shapes = [each.shape for each in self._buffers]
+        small = [each for each in self._buffers if _is_small(each)]
+        large = [each for each in self._buffers if not _is_small(each)]
+        self._small = _Watched(small, _all_of)
+        self._large = _Watched(large, first_of)
+        self._copies = [each.detach().clone() for each in self._large.tensors]
+        self._copied = self._large.look()
+        self._statistics = _statistics_of(self._module)
+        self._statistics_at = _versions(self._statistics)
 
     def _check(self) -> None:
         for part in self._module.modules():
@@ -122,11 +135,16 @@ class ModuleMemory:
         raise CannotRescueError(f"gradients of {self._name!r} wait for a step")
 
     def _put_back(
-        self, parameters: Any, sample: Tensor | None, buffers: Any, number: int
+        self,
+        parameters: Any,
+        sample: Tensor | None,
+        small: bytes,
+        large: Any,
+        number: int,
     ) -> None:
         assert self._parameters is not None
         is_same = (
-            self._parameters.are(self._module.parameters())
+            _are_these(self._parameters.tensors, self._module.parameters())
             and self._parameters.look() == parameters
             and _are_equal(self._parameters.sample_of_gpu(), sample)
         )
@@ -134,9 +152,9 @@ class ModuleMemory:
             raise CannotRescueError(
                 f"parameters of {self._name!r} have changed since", _CHANGE_LATER
             )
-        if not self._copies:
-            return
-        if not self._buffers.are(self._module.buffers()) or self._num_copied != number:
+        is_same = _are_these(self._buffers, self._module.buffers())
+        is_same &= self._shapes == [each.shape for each in self._buffers]
+        if not is_same or self._num_copied != number:
             raise CannotRescueError(
                 f"buffers of {self._name!r} have changed since", _CHANGE_LATER
             )
@@ -147,10 +165,14 @@ class ModuleMemory:
                 "are saved",
                 "AdaptiveDataParallel keeps them the same",
             )
-        if self._buffers.look() != buffers:
+        if self._small.read() != small:
+            self._small.write(small)
+        if not self._copies:
+            return
+        if self._large.look() != large:
             with torch.no_grad():
-                torch._foreach_copy_(self._buffers.tensors, self._copies)
-        elif not all(map(torch.equal, self._buffers.tensors, self._copies)):
+                torch._foreach_copy_(self._large.tensors, self._copies)
+        elif not all(map(torch.equal, self._large.tensors, self._copies)):
             raise CannotRescueError(
                 f"buffers of {self._name!r} have changed through `tensor.data`",
                 "change them in torch.no_grad()",
@@ -170,42 +192,69 @@ def _statistics_of(module: nn.Module) -> list[Tensor]:
 
 
 class _Watched:
-    """Some tensors, and whether they change.
+    """Some tensors, and what they have in memory.
 
     A change through `tensor.data`, as of moving averages, is none that torch counts. So
-    a look sees also where they are in memory, and the first elements there.
+    a look sees also where they are, and elements there: without torch, which would take
+    microseconds for each of them.
+
+    Args:
+        part: Returns the bytes of a tensor that count.
     """
 
-    def __init__(self, tensors: list[Tensor]) -> None:
+    def __init__(self, tensors: list[Tensor], part: Callable[[Tensor], Tensor]) -> None:
         self.tensors = tensors
+        self._part = part
         self._places: list[int] = []
-        self._first: list[Any] = []  # Of those on the CPU.
-        self._first_on_gpu: list[Tensor] = []
+        self._views: list[memoryview] = []  # Of those on the CPU.
+        self._on_gpu: list[Tensor] = []
 
     def look(self) -> tuple[list[int], list[int], bytes]:
-        """Return torch's counts of changes in place, places, and first elements."""
+        """Return torch's counts of changes in place, places, and their bytes."""
+        data = self.read()
+        return _versions(self.tensors), self._places, data
+
+    def read(self) -> bytes:
+        """Return the bytes of those on the CPU."""
         places = [each.data_ptr() for each in self.tensors]
         if places != self._places:  # Where they were may be no memory any more.
             self._places = places
-            firsts = [first_of(each) for each in self.tensors]
-            self._first = [each.numpy() for each in firsts if not each.is_cuda]
-            self._first_on_gpu = [each for each in firsts if each.is_cuda]
-        return _versions(self.tensors), places, b"".join(self._first)
+            parts = [self._part(each) for each in self.tensors]
+            self._views = [memoryview(p.numpy()) for p in parts if not p.is_cuda]
+            self._on_gpu = [each for each in parts if each.is_cuda]
+        return b"".join(self._views)
+
+    def write(self, data: bytes) -> None:
+        """Put back what `read` has returned, after another `read`."""
+        end = 0
+        for view in self._views:
+            begin, end = end, end + len(view)
+            view[:] = data[begin:end]
 
     def sample_of_gpu(self) -> Tensor | None:
-        """Return a copy of the first elements on a GPU, for which nobody waits here.
+        """Return a copy of the bytes on a GPU, for which nobody waits here.
 
         After a look.
         """
-        return torch.cat(self._first_on_gpu) if self._first_on_gpu else None
+        return torch.cat(self._on_gpu) if self._on_gpu else None
 
-    def are(self, tensors: Iterable[Tensor]) -> bool:
-        """Return whether they are these."""
-        return list(map(id, tensors)) == list(map(id, self.tensors))
+
+def _are_these(tensors: list[Tensor], now: Iterable[Tensor]) -> bool:
+    return list(map(id, tensors)) == list(map(id, now))
 
 
 def _versions(tensors: list[Tensor]) -> list[int]:
     return [each._version for each in tensors]
+
+
+def _is_small(tensor: Tensor) -> bool:
+    is_plain = tensor.is_cpu and tensor.layout == torch.strided
+    return is_plain and tensor.is_contiguous() and tensor.nbytes <= _SMALL
+
+
+def _all_of(tensor: Tensor) -> Tensor:
+    """Return the bytes of a small tensor."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def first_of(tensor: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ from elasticrun.checkpoint.states.stateful import StatefulState, has_shards
 from elasticrun.errors import CheckpointError
 
 _MOST_SHOWN = 5
+_PLAIN = frozenset({float, bool, int, type(None)})
 
 
 class OptimizerState(StatefulState):
@@ -307,6 +308,8 @@ def _options_of(group: dict[str, Any]) -> dict[str, Any]:
     options = dict(group)
     del options["params"]
     for key, value in options.items():
+        if type(value) in _PLAIN:
+            continue
         if isinstance(value, Tensor):
             options[key] = value.clone()
         elif isinstance(value, list):

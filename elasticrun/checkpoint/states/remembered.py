@@ -317,6 +317,8 @@ def _remember(value: Any, depth: int, tensors: list[_Tensor] | None = None) -> A
     kind = type(value)
     if kind in _PLAIN:
         return value
+    if kind is list and _PLAIN.issuperset(map(type, value)):  # As most are, of a state.
+        return _Container(kind, value[:], value)
     if depth < _DEEPEST and _is_container(kind):
         parts = _parts_of(value)
         if kind in (set, frozenset):
@@ -396,7 +398,7 @@ def _parts_of(own: Any) -> Any:
     """Return a container's parts: a list, or a dictionary by their keys."""
     if isinstance(own, dict):
         return own
-    if not dataclasses.is_dataclass(own):
+    if type(own) in _ROWS or not dataclasses.is_dataclass(own):
         return [*own]
     names = [each.name for each in dataclasses.fields(own)]
     fields = {name: getattr(own, name) for name in names if hasattr(own, name)}

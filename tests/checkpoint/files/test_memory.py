@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import threading
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,6 +17,7 @@ from elasticrun import (
     request_checkpoint,
 )
 from elasticrun.checkpoint.files.memory import CHUNK_SIZE, Memory
+from elasticrun.job.current import current_job
 from tests.support.generations import run_once
 from tests.support.in_flight import (
     batches,
@@ -41,6 +43,31 @@ def test_memory_is_used_again_and_what_is_too_much_given_back() -> None:
     assert len(memory._chunks) == 2  # Kept for another one like the last.
     capture(4)
     assert memory._chunks == [first]
+
+
+def test_the_first_save_takes_memory_that_was_touched_beforehand(
+    tmp_path: Path,
+) -> None:
+    def script() -> None:
+        net = torch.nn.Linear(1000, 3000)
+        optimizer = torch.optim.Adam(net.parameters())
+        register(net=net, optimizer=optimizer)
+        saver: Any = current_job().boundary._saver
+        memory = saver._capturer._memory
+        touched = []
+        for _ in (loader := batches(4)):
+            net(torch.ones(1000)).sum().backward()
+            optimizer.step()
+            for thread in threading.enumerate():
+                if thread.name == "elasticrun-memory":
+                    thread.join()
+            touched += memory._touched
+            if loader.batch_index == 1:
+                request_checkpoint()
+            if loader.batch_index == 2:
+                assert memory._chunks == touched[:1]
+
+    run_once(script, tmp_path)
 
 
 @pytest.mark.slow
