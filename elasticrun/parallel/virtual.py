@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ class VirtualReduction:
         self._buffers = _ShareBuffers(
             module, is_first=job.rank == 0, send=self._broadcast
         )
-        job.virtual.at_end_of_batch(self._buffers.end_batch)
+        job.virtual.at_end_of_batch(self._buffers.end_batch, self._buffers.first_ones)
         if not self._is_alone:
             group: Any = dist.group.WORLD
             _verify_param_shape_across_processes(group, parameters)
@@ -201,6 +202,15 @@ class _ShareBuffers:
                 self.send()
             self._set(self._kept)
             self._batch = None
+
+    @contextmanager
+    def first_ones(self) -> Iterator[None]:
+        """Have the first share's meanwhile, behind the last backward pass."""
+        own = self._copied()
+        if self._batch is not None:
+            self._set(self._kept)
+        yield
+        self._set(own)
 
     def _copied(self) -> list[Tensor]:
         return [each.detach().clone() for each in self._module.buffers()]

@@ -10,6 +10,7 @@ import pytest
 from elasticrun.errors import STOPPED
 from elasticrun.testing import GenerationFailed, run_generation, start_generation
 from tests.support.same_bits import LAST, train_all
+from tests.support.same_ways import train_in_each_way
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +49,15 @@ def test_a_job_that_is_rescaled_and_killed_ends_alike(
 
 def _stopped(directory: str, stop_at: Any, kill_at: Any) -> Any:
     return train_all(directory, stop_at=stop_at, kill_at=kill_at)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1, 3), pytest.param((2, 4), marks=pytest.mark.wide)]
+)
+def test_each_way_to_train_ends_alike(sizes: tuple[int, int]) -> None:
+    one, other = (run_generation(train_in_each_way, n, timeout=TIMEOUT) for n in sizes)
+    for found in one + other:
+        assert found == one[0]
 
 
 def test_more_processes_than_virtual_replicas_are_refused() -> None:
