@@ -150,8 +150,8 @@ class PartialGradients:
         means = virtual.means(sums)
         if self.counts_met - {None}:
             factor = torch.as_tensor(self._weighing.correction(self.counts_met))
-            for mean in means.values():
-                mean.mul_(factor.to(mean))
+            for each in means.values():
+                each.mul_(factor.to(each))
         for parameter in self._parameters:
             mean, aside = means.get(parameter), self._aside.get(parameter)
             # In an earlier share it may have been zeroed behind the step.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,23 @@ def test_a_job_that_is_rescaled_and_killed_ends_alike(
         outcomes = started.wait(timeout=TIMEOUT)
     assert outcomes[-1].exit_code == -9
     assert run_generation(train_all, 4, directory, timeout=TIMEOUT) == [calm] * 4
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(5))
+def test_random_numbers_stops_and_kills_end_alike(
+    calm: Any, tmp_path: Path, seed: int
+) -> None:
+    chosen, directory = random.Random(seed), str(tmp_path)
+    places = [(epoch, batch) for epoch in range(3) for batch in (0, 1, 2, 3, LAST)]
+    for place in sorted(chosen.sample(range(len(places)), 5)):
+        size, is_killed = chosen.randint(1, 4), chosen.random() < 0.5
+        at = (None, places[place]) if is_killed else (places[place], None)
+        with start_generation(_stopped, size, directory, *at) as started:
+            outcomes = started.wait(timeout=TIMEOUT)
+        assert outcomes[-1].exit_code == (-9 if is_killed else STOPPED), outcomes
+    size = chosen.randint(1, 4)
+    assert run_generation(train_all, size, directory, timeout=TIMEOUT) == [calm] * size
 
 
 def _stopped(directory: str, stop_at: Any, kill_at: Any) -> Any:

@@ -94,7 +94,8 @@ def with_schedulers_of_epochs_and_steps() -> Any:
     model = AdaptiveDataParallel(net, optimizer, [warmup, plateau], name="rates")
     train = AdaptiveDataLoader(Noisy(52), BATCH, shuffle=True, name="rates.train")
     valid = AdaptiveDataLoader(Noisy(10), 7, even_batches=False, name="rates.valid")
-    sums, said = Accumulator(name="rates.sums"), []
+    sums = Accumulator(name="rates.sums")
+    said: list[Any] = []
     for epoch in remaining_epochs_until(3):
         meter = AverageMeter()
         model.train()
