@@ -301,7 +301,7 @@ class Checker:
             sizes = sizes * (len(places) + 1)
         route = Route(sizes, places, self._scope.is_killed, self._scope.is_float64)
         if route.is_resized:
-            route = route._replace(is_float64=True)
+            route = route._replace(is_float64=self._widens)
             problem = self._problem_in_float64()
             if problem is not None:
                 raise problem
@@ -319,23 +319,31 @@ class Checker:
         return text
 
     def _check_sizes(self) -> str:
-        first, second, *others = self._scope.sizes
+        most = self._base().num_virtual
+        left_out = [size for size in self._scope.sizes if most and size > most]
+        for size in left_out:
+            self._report.notes.append(
+                f"{size} replicas are more than {most} virtual ones"
+            )
+        first, *others = [size for size in self._scope.sizes if size not in left_out]
+        if not others:
+            return "not compared"
         problem = self._problem_in_float64()
         if problem is not None:
             self._report.not_compared.append(
                 f"other numbers of replicas: {problem.text}"
             )
             return "not compared"
-        if not self._can_compare(second):
+        if not self._can_compare(others[0]):
             return (
                 "another number of replicas is another training"
                 if self._report.results
                 else "not compared"
             )
-        sizes = [second, *others, first]
+        sizes = [*others, first]
         places = spread(self._base().boundaries, len(sizes) - 1)
         del sizes[len(places) + 1 :]
-        self._try([Route(tuple(sizes), tuple(places), is_float64=True)])
+        self._try([Route(tuple(sizes), tuple(places), is_float64=self._widens)])
         if self._report.not_compared:
             return "not compared"
         return " to ".join(map(str, sizes))
@@ -348,12 +356,12 @@ class Checker:
         """
         if size in self._comparable:
             return self._comparable[size]
-        base = self._trials.baseline(self._size, is_float64=True)
-        other = self._trials.baseline(size, is_float64=True)
+        base = self._trials.baseline(self._size, is_float64=self._widens)
+        other = self._trials.baseline(size, is_float64=self._widens)
         differences = self._trials.differences(base, other)
         self._comparable[size] = not differences
         is_trained = any(is_tensor(each.expected) for each in differences)
-        if is_trained and not self._scope.is_float64:
+        if is_trained and self._widens and not self._scope.is_float64:
             self._report.not_compared.append(
                 f"{replicas_in_words(size)} in place of {self._size}: "
                 f"{differences[0].name} differs by more than rounding without any "
@@ -387,10 +395,15 @@ class Checker:
         """Return the run without a restart, and with no other number of replicas."""
         return self._trials.baseline(self._size, is_float64=self._scope.is_float64)
 
+    @property
+    def _widens(self) -> bool:
+        """Whether numbers of replicas are compared in double precision."""
+        return self._scope.is_float64 or self._base().num_virtual is None
+
     def _problem_in_float64(self) -> Problem | None:
         """Return why the program cannot be run in double precision, if it cannot."""
         try:
-            self._trials.baseline(self._size, is_float64=True)
+            self._trials.baseline(self._size, is_float64=self._widens)
         except Problem as problem:
             problem.text += (
                 ". Numbers of replicas are compared in double precision only, in which "

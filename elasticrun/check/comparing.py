@@ -61,7 +61,7 @@ def compare_moments(base: CheckedRun, run: CheckedRun, *, mask: Mask) -> list[Mi
     """Return what differs at the first moment at which anything does.
 
     From where there is another number of replicas on, sums were added up in another
-    order; before, all is compared bit by bit.
+    order, unless there are virtual replicas; else all is compared bit by bit.
     """
     wanted, there = base.compared, run.compared
     early = next(iter(wanted.values())).states if wanted else []
@@ -74,7 +74,8 @@ def compare_moments(base: CheckedRun, run: CheckedRun, *, mask: Mask) -> list[Mi
             there[key],
             mask,
             is_killed=run.route.is_killed,
-            is_rounded=run.route.is_resized_in(there[key].leg, base.route.sizes[0]),
+            is_rounded=base.num_virtual is None
+            and run.route.is_resized_in(there[key].leg, base.route.sizes[0]),
         )
         if differences:
             return [each._replace(key=key) for each in differences]

@@ -8,11 +8,7 @@ from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from elasticrun.checkpoint.seeding import derive_seed
-from elasticrun.data.arguments import (
-    check_place,
-    check_progress_bar,
-    refuse_virtual,
-)
+from elasticrun.data.arguments import check_place, check_progress_bar
 from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.data.loop import RunningLoop, trace_batch
 from elasticrun.data.looped import Looped
@@ -92,8 +88,6 @@ class CombinedLoader(Looped):
         progress: bool = False,
     ) -> None:
         job = current_job()
-        if job.virtual is not None:
-            refuse_virtual("a CombinedLoader")
         members = _by_key(loaders)
         _check(members, mode)
         if progress:
@@ -164,7 +158,7 @@ class CombinedLoader(Looped):
         assert step is not None
         sizes = ", ".join(map(str, self._joint.sizes(step)))
         num_micro = self._joint.num_micro(step)
-        pieces = counted(current_job().world_size, "replica")
+        pieces = counted(current_job().num_shares, "replica")
         if num_micro > 1:
             pieces += f" and {num_micro} micro-batches"
         key, member = next(iter(self._members.items()))
@@ -191,11 +185,14 @@ class CombinedLoader(Looped):
                 Participant(own.batches, member._shares_of(own, order))
                 for member, (own, order) in zip(members, loops, strict=True)
             ],
-            current_job().world_size,
+            current_job().num_shares,
             begin=loop.begin,
             end=loop.end,
         )
-        is_cut = any(member.shares.max_local_batch_size for member in members)
+        is_cut = any(
+            member.shares.max_local_batch_size or member.shares.num_virtual
+            for member in members
+        )
         reads = [
             member._read(own, order, joint if is_cut else None)
             for member, (own, order) in zip(members, loops, strict=True)
@@ -326,6 +323,7 @@ def _joined(parts: tuple[Part, ...]) -> Part:
         num_read=sum(part.num_read for part in parts),
         advance=1,
         weight=first.weight,
+        share=first.share,
     )
 
 

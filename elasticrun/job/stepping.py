@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import MethodType
 from typing import Any
 
@@ -108,7 +109,7 @@ def _replacements_for(target: Any) -> dict[str, Replacement]:
     if isinstance(target, torch.amp.GradScaler):
         return {"unscale_": _act, "step": _step_scaler, "update": _update_scaler}
     if isinstance(target, torch.optim.swa_utils.AveragedModel):
-        return {"update_parameters": _act}
+        return {"update_parameters": _act_on_model}
     names = [name for name in _STEPS if callable(getattr(type(target), name, None))]
     return dict.fromkeys(names, _act_on_model)
 
@@ -145,9 +146,14 @@ def _update_scaler(method: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _act_on_model(method: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    if is_between_micro_batches() and not _has_data(*args, *kwargs.values()):
+    if _has_data(*args, *kwargs.values()):
+        return method(target, *args, **kwargs)
+    if is_between_micro_batches():
         return None
-    return method(target, *args, **kwargs)
+    job = job_if_any()
+    virtual = None if job is None else job.virtual
+    with nullcontext() if virtual is None else virtual.seen_alike():
+        return method(target, *args, **kwargs)
 
 
 def _has_data(*args: Any) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import BinaryIO
 
 import torch
@@ -61,6 +61,7 @@ class VirtualReplicas(BaseState):
         self._share = 0
         self._num_common = 0  # How often all have drawn alike in the batch.
         self._ends: list[Callable[[], None]] = []
+        self._views: list[Callable[[], AbstractContextManager[None]]] = []
 
     # Around shares and batches.
 
@@ -86,9 +87,24 @@ class VirtualReplicas(BaseState):
             self._seed(self.number)
             self._batch = None
 
-    def at_end_of_batch(self, act: Callable[[], None]) -> None:
-        """Call a function when a global batch is complete, before its boundary."""
+    def at_end_of_batch(
+        self, act: Callable[[], None], view: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """Call a function when a global batch is complete, before its boundary.
+
+        Args:
+            view: Lets one see before what the function will leave.
+        """
         self._ends.append(act)
+        self._views.append(view)
+
+    @contextmanager
+    def seen_alike(self) -> Iterator[None]:
+        """Let what averages a model see the buffers that all processes will have."""
+        with ExitStack() as stack:
+            for view in self._views:
+                stack.enter_context(view())
+            yield
 
     @contextmanager
     def drawing_alike(self) -> Iterator[None]:

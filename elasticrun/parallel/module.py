@@ -160,9 +160,9 @@ class AdaptiveDataParallel(nn.Module):
             self._reduction = Reduction(module, ddp_kwargs, job)
             self._replica = self._reduction.run
         limit = job.settings.timeout
-        has_virtual = job.virtual is not None
+        num_virtual = None if job.virtual is None else job.virtual.number
         self._weighing = job.get_or_make(
-            Weighing, job.num_shares, job.in_step, limit, has_virtual
+            Weighing, job.world_size, job.in_step, limit, num_virtual
         )
         self._noise: NoiseRecord | None = None
         if scaling is not None:

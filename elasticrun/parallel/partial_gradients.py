@@ -148,6 +148,10 @@ class PartialGradients:
             due = self._due.get(parameter)
             sums[parameter] = others if due is None else due.plus(*_one_of(others))
         means = virtual.means(sums)
+        if self.counts_met - {None}:
+            factor = torch.as_tensor(self._weighing.correction(self.counts_met))
+            for each in means.values():
+                each.mul_(factor.to(each))
         for parameter in self._parameters:
             mean, aside = means.get(parameter), self._aside.get(parameter)
             # In an earlier share it may have been zeroed behind the step.
@@ -159,7 +163,6 @@ class PartialGradients:
                 parameter.grad = mean if aside is None else mean.add_(aside)
                 self._shown[parameter] = mean, mean._version
         self.hides, self.shown_in = False, current_micro_batch()
-        self.counts_met = set()
 
     def check_shown(self) -> None:
         """Refuse another backward pass when the mean gradients have been changed."""
@@ -235,12 +238,12 @@ class PartialGradients:
         if self._global_batch == current_global_batch():
             return
         self._due, self._others, self._aside, self._shown = {}, {}, {}, {}
-        self._aside_due = set()
+        self._aside_due, self.counts_met = set(), set()
         if self.hides:
             for parameter in self._stand_ins:
                 if self._is_stand_in(parameter):
                     parameter.grad = None
-            self.hides, self.counts_met = False, set()
+            self.hides = False
 
     def _correct(self) -> Tensor | None:
         """Weigh what is hidden by counts whose sums were not known yet."""

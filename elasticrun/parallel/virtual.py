@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ class VirtualReduction:
         self._buffers = _ShareBuffers(
             module, is_first=job.rank == 0, send=self._broadcast
         )
-        job.virtual.at_end_of_batch(self._buffers.end_batch)
+        job.virtual.at_end_of_batch(self._buffers.end_batch, self._buffers.first_ones)
         if not self._is_alone:
             group: Any = dist.group.WORLD
             _verify_param_shape_across_processes(group, parameters)
@@ -152,6 +153,7 @@ class _ShareBuffers:
         self._send = send
         self._batch: tuple[Loop, int] | None = None
         self._share = 0
+        self._places: list[dict[str, Tensor | None]] = []  # In the module and below.
         self._before: list[Tensor] = []
         self._kept: list[Tensor] = []  # Of the first share.
         self._is_behind = False  # What is to be kept of the share is left.
@@ -161,6 +163,7 @@ class _ShareBuffers:
         batch, share = (loop, loop.current.number), loop.current.part.share
         if batch != self._batch:
             self._batch, self._share = batch, share
+            self._places = [each._buffers for each in self._module.modules()]
             self._before = self._kept = self._copied()
             self._is_behind = False
         elif share != self._share:
@@ -175,8 +178,9 @@ class _ShareBuffers:
         """Keep the first share's, behind a backward pass or at the share's end."""
         if self._batch is None or self._is_behind:
             return
-        self._is_behind, copied = True, self._copied()
-        if [each.shape for each in copied] != [each.shape for each in self._before]:
+        self._is_behind = True
+        shapes = [each.shape for each in self._buffers()]
+        if shapes != [each.shape for each in self._before]:
             raise ElasticRunError(
                 f"a forward pass of {type(self._module).__name__} changed the shape or "
                 "the number of its buffers, in a job with virtual_replicas, where each "
@@ -184,7 +188,7 @@ class _ShareBuffers:
                 "shape at the start, or keep them as usual attributes."
             )
         if self._is_first and self._share == 0:
-            self._kept = copied
+            self._kept = self._copied()
 
     def send(self) -> None:
         """Tell all processes what the first share has. Collective."""
@@ -202,11 +206,23 @@ class _ShareBuffers:
             self._set(self._kept)
             self._batch = None
 
+    @contextmanager
+    def first_ones(self) -> Iterator[None]:
+        """Have the first share's meanwhile, behind the last backward pass."""
+        own = self._copied()
+        if self._batch is not None:
+            self._set(self._kept)
+        yield
+        self._set(own)
+
+    def _buffers(self) -> list[Tensor]:
+        return [each for at in self._places for each in at.values() if each is not None]
+
     def _copied(self) -> list[Tensor]:
-        return [each.detach().clone() for each in self._module.buffers()]
+        return [each.detach().clone() for each in self._buffers()]
 
     def _set(self, values: list[Tensor]) -> None:
-        for buffer, value in zip(self._module.buffers(), values, strict=True):
+        for buffer, value in zip(self._buffers(), values, strict=True):
             # Unknown to autograd, as in DDP: BatchNorm's backward pass would complain
             # of averages that it does not read.
             buffer.data.copy_(value)

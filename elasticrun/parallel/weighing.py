@@ -28,7 +28,8 @@ class Weighing:
     replica gives; it is asked for when the loss is weighed, and waited for in the
     backward pass. In a global batch that is cut into micro-batches C is known at the
     last one only: until then losses are weighed as if it were the number of samples,
-    and what has been accumulated is corrected in one go before the last is added.
+    and what has been accumulated is corrected in one go before the last is added. With
+    virtual replicas all of it is, by counts that are added in the order of shares.
 
     Collective: make it on every replica.
 
@@ -36,7 +37,7 @@ class Weighing:
         world_size: Of the job.
         in_step: Notices that another replica gives no count.
         timeout: Seconds that a sum may take; None for torch's own.
-        has_virtual: Whether there are virtual replicas, `world_size` of them.
+        num_virtual: Virtual replicas, if there are any.
 
     Attributes:
         counts_met: What the backward pass under way has come through: the numbers of
@@ -49,16 +50,16 @@ class Weighing:
         world_size: int,
         in_step: InStep,
         timeout: float | None = None,
-        has_virtual: bool = False,
+        num_virtual: int | None = None,
     ) -> None:
         self.counts_met: set[int | None] | None = None
-        self._world_size = world_size
+        self._world_size = num_virtual or world_size
         self._in_step = in_step
         # A group of its own: a count that one replica alone gives must not meet DDP's
         # gradients, at which gloo would abort the processes.
         self._group: Any = None
-        self._has_virtual = has_virtual
-        if world_size > 1 and not has_virtual:
+        self._num_virtual = num_virtual
+        if world_size > 1:
             limit = None if timeout is None else timedelta(seconds=timeout)
             self._group = dist.new_group(backend="gloo", timeout=limit)
         self._micro_batch: object = None
@@ -77,13 +78,6 @@ class Weighing:
     ) -> Any:
         """Return the loss, whose gradients will be weighed; see the model's method."""
         _check(count, reduction)
-        if self._has_virtual and count is not None:
-            raise ElasticRunError(
-                "weigh(count=...) was called in a job with virtual_replicas. The sum "
-                "of the counts is known when all shares are trained, and then their "
-                "gradients are added up already. Weigh the mean over samples "
-                "(model.weigh(loss)), or leave virtual_replicas out."
-            )
         # A constant one, of which nothing was counted here, gives its 0 all the same.
         is_constant = not loss.requires_grad
         if is_constant and (count is None or not torch.is_grad_enabled()):
@@ -151,14 +145,20 @@ class Weighing:
             return lambda: weight, None
         own = torch.as_tensor(count, dtype=torch.float64, device=loss.device)
         own = torch.zeros_like(own) if is_padding else own.detach()
-        if loader is None or part is None or _is_whole(part):
+        is_whole = part is None or (_is_whole(part) and not self._num_virtual)
+        if loader is None or part is None or is_whole:
             total = self._total(own)
             return lambda: total.share_of(own), None
         number = self._number(loader)
-        self._sums[number] = self._sums.get(number, 0) + own
+        counted = own
+        if self._num_virtual:  # A place for each share.
+            counted = own.new_zeros(self._num_virtual)
+            counted[max(part.share, 0)] = own
+        self._sums[number] = self._sums.get(number, 0) + counted
         if part.is_step:
             total = self._totals[number] = self._total(self._sums[number])
-            return lambda: total.share_of(own), None
+            if not self._num_virtual:
+                return lambda: total.share_of(own), None
         scale = world_size / part.global_batch_size
         return lambda: own * scale, number
 
@@ -203,7 +203,7 @@ class _Total:
         self._in_step = in_step
         self._place = place  # Where the program weighs.
         self._work: Any = None
-        if world_size == 1:
+        if group is None:
             return
         in_step.num_counts += 1
         self._sum = own.clone()
@@ -219,7 +219,7 @@ class _Total:
         if self._work is not None:
             self._in_step.await_count(self._work, self._place)
             self._work = None
-        total = self._sum
+        total = self._sum.sum()
         return torch.where(total == 0, 0.0, own * self._world_size / total)
 
 

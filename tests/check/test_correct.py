@@ -130,6 +130,24 @@ def test_dropout_is_no_mistake_and_the_verdict_says_what_was_not_compared(
     assert verdict.startswith("not compared: 2 replicas in place of 1: model.0.weight ")
 
 
+def test_virtual_replicas_are_compared_bit_by_bit(tmp_path: Path) -> None:
+    text = (SCRIPTS / "dropout.py").read_text()
+    script, options = tmp_path / "virtual.py", ("--max-epochs", 1, "--max-batches", 2)
+    begin = "import elasticrun\n\nelasticrun.init(virtual_replicas=2)\n"
+    text = text.replace("torch.manual_seed(0)\n", f"{begin}torch.manual_seed(0)\n")
+    script.write_text(text)
+    found = check(tmp_path, "virtual.py", *options)
+    assert found.code == 0, found.report
+    assert found.report.stages[-1].text == "2 to 1"
+    assert not found.report.not_compared
+    assert found.report.notes == ["3 replicas are more than 2 virtual ones"]
+    scaled = "(1 + 3e-7 * elasticrun.world_size())"  # Which rounding might explain.
+    script.write_text(text.replace("(model(x)", f"({scaled} * model(x)"))
+    found = check(tmp_path, "virtual.py", *options, "--replicas", "1,2")
+    assert found.code == 1, found.report
+    assert "another number of replicas changes" in as_text(found.report)
+
+
 @pytest.mark.wide
 def test_restarts_with_another_number_of_replicas_in_double_precision(
     tmp_path: Path,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from elasticrun.testing import run_generation
+from elasticrun.testing import run_generation, start_generation
 from tests.docs.documents import ROOT, blocks_of
 from tests.support.forkservers import forks_that_have_imported
 from tests.support.whole_scripts import Leave, Run, printed, run_each
@@ -27,6 +27,7 @@ EXAMPLES = [
     "fixmatch.py",
     "gpt.py",
     "lightning_digits.py",
+    "same_bits.py",
     "stream.py",
     "text.py",
     "trainer_gpt2.py",
@@ -95,6 +96,22 @@ def test_streams_learn_the_same_at_4_2_and_3_replicas(tmp_path: Path) -> None:
     assert len(bits[0]) == 2
     assert bits[0][1] < 4.0
     assert bits[1] == pytest.approx(bits[0], abs=0.011)  # Rounding shows in one digit.
+
+
+@pytest.mark.slow(30)
+@pytest.mark.wide
+def test_same_bits_at_1_3_2_and_4_replicas_and_through_a_kill(tmp_path: Path) -> None:
+    script = ROOT / "examples" / "same_bits.py"
+    calm, shaken = tmp_path / "calm", tmp_path / "shaken"
+    run = functools.partial(Run, script.read_text(), argv=(str(script), "--epochs=3"))
+    run_generation(run_each, 1, run(calm))
+    for world_size, how in ((1, "stop"), (3, "stop"), (2, "stop"), (4, "kill")):
+        with start_generation(run(shaken, Leave(how, after=14)), world_size) as started:
+            exit_codes = [each.exit_code for each in started.wait(timeout=600)]
+        assert exit_codes[-1] == (-9 if how == "kill" else 0)
+    run_generation(run_each, 4, run(shaken))
+    assert printed(shaken) == printed(calm)
+    assert printed(calm)[-1].startswith("bits ")
 
 
 @pytest.mark.slow

@@ -115,6 +115,21 @@ def check_restarts(before: str, port: str, tmp_path: Path, *, draws: bool) -> No
             np.testing.assert_allclose(close, wanted, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.wide
+@pytest.mark.parametrize("name", ["vae", "no_trainer"])
+def test_port_ends_alike_at_any_number_with_virtual_replicas(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ELASTICRUN_VIRTUAL_REPLICAS", "4")
+    port, ends = side_of(diff_of(name), "+"), []
+    for size in (1, 2, 3):
+        ends += run_generation(Run(port, tmp_path / str(size)), size)
+    for end in ends:
+        for found, wanted in zip(end, ends[0], strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
 @pytest.mark.parametrize("name", PORTS)
 def test_port_has_no_findings(name: str) -> None:
     result = lint_text(

@@ -19,7 +19,6 @@ from elasticrun import (
     AdaptiveDataLoader,
     AdaptiveDataParallel,
     CheckpointError,
-    CombinedLoader,
     ElasticRunError,
     JobStopped,
     LoopOrderError,
@@ -187,6 +186,18 @@ def test_shares_without_samples_are_left_out(shared: Job) -> None:
     assert sum(part.weight for _, part in found[:8]) == pytest.approx(NUM_SHARES)
 
 
+def test_a_count_weighs_all_shares_of_the_batch(shared: Job) -> None:
+    net, (x, y) = nn.Linear(5, 3), (each[:BATCH] for each in samples().tensors)
+    loss = cross_entropy(net(x[y > 0]), y[y > 0])
+    expected = torch.autograd.grad(loss, [*net.parameters()])
+    model, _ = model_of(net)
+    for x, y in AdaptiveDataLoader(samples(), BATCH).batches(1):
+        loss = cross_entropy(model(x), y * (y > 0) - 100 * (y == 0))
+        model.weigh(loss, count=(y > 0).sum()).backward()
+    for parameter, gradient in zip(net.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
 # What is in a checkpoint.
 
 
@@ -232,10 +243,6 @@ def test_kernels_have_the_threads_of_the_first_generation(
 
 def a_stream() -> None:
     AdaptiveDataLoader(numbered_streams.Numbers(4), 2)
-
-
-def a_combined_loader() -> None:
-    CombinedLoader([AdaptiveDataLoader(Numbers(4), 2, name="a")])
 
 
 def a_break_in_an_earlier_share() -> None:
@@ -299,10 +306,6 @@ def in_a_loop(step: Callable[[Any, Any, Tensor, Tensor], Any]) -> None:
         step(model, optimizer, x, y)
 
 
-def a_count() -> None:
-    in_a_loop(lambda model, _, x, y: model.weigh(model(x).mean(), count=len(y)))
-
-
 def a_forward_pass_after_the_step() -> None:
     def step(model: Any, optimizer: Any, x: Tensor, y: Tensor) -> None:
         cross_entropy(model(x), y).backward()
@@ -362,7 +365,6 @@ def sparse_gradients() -> None:
 
 REFUSED = {
     a_stream: (ElasticRunError, "a data set that is read in streams cannot be used"),
-    a_combined_loader: (ElasticRunError, "a CombinedLoader cannot be used"),
     a_break_in_an_earlier_share: (LoopOrderError, "left by `break` in share 0"),
     a_nested_loop: (LoopOrderError, "began in the body of another one"),
     an_optimizer_of_a_bare_module: (ElasticRunError, "that no AdaptiveDataParallel"),
@@ -373,7 +375,6 @@ REFUSED = {
     a_hook_of_ddp: (ElasticRunError, "register_comm_hook is DDP's"),
     gradients_outside_of_loops: (ElasticRunError, "outside of any loop"),
     gradients_in_a_loop_of_steps: (ElasticRunError, "in a loop of steps"),
-    a_count: (ElasticRunError, r"weigh\(count=\.\.\.\) was called"),
     a_forward_pass_after_the_step: (ElasticRunError, "after the optimizer's step"),
     gradients_clipped_between_two_passes: (ElasticRunError, "freeze this one"),
     a_closure_that_is_called_twice: (ElasticRunError, "called its closure twice"),

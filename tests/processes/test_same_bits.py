@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from elasticrun.errors import STOPPED
 from elasticrun.testing import GenerationFailed, run_generation, start_generation
 from tests.support.same_bits import LAST, train_all
+from tests.support.same_ways import train_in_each_way
 
 pytestmark = pytest.mark.slow
 
@@ -46,8 +48,35 @@ def test_a_job_that_is_rescaled_and_killed_ends_alike(
     assert run_generation(train_all, 4, directory, timeout=TIMEOUT) == [calm] * 4
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(5))
+def test_random_numbers_stops_and_kills_end_alike(
+    calm: Any, tmp_path: Path, seed: int
+) -> None:
+    chosen, directory = random.Random(seed), str(tmp_path)
+    places = [(epoch, batch) for epoch in range(3) for batch in (0, 1, 2, 3, LAST)]
+    for turn in range(5):  # Some batches apart: a stop may come a boundary later.
+        place = places[3 * turn + chosen.randrange(2)]
+        size, is_killed = chosen.randint(1, 4), chosen.random() < 0.5
+        at = (None, place) if is_killed else (place, None)
+        with start_generation(_stopped, size, directory, *at) as started:
+            outcomes = started.wait(timeout=TIMEOUT)
+        assert outcomes[-1].exit_code == (-9 if is_killed else STOPPED), outcomes
+    size = chosen.randint(1, 4)
+    assert run_generation(train_all, size, directory, timeout=TIMEOUT) == [calm] * size
+
+
 def _stopped(directory: str, stop_at: Any, kill_at: Any) -> Any:
     return train_all(directory, stop_at=stop_at, kill_at=kill_at)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1, 3), pytest.param((2, 4), marks=pytest.mark.wide)]
+)
+def test_each_way_to_train_ends_alike(sizes: tuple[int, int]) -> None:
+    one, other = (run_generation(train_in_each_way, n, timeout=TIMEOUT) for n in sizes)
+    for found in one + other:
+        assert found == one[0]
 
 
 def test_more_processes_than_virtual_replicas_are_refused() -> None:

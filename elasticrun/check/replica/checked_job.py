@@ -43,13 +43,14 @@ class CheckedJob(Job):
                 save_interval="off",
                 trust_pickle=given.trust_pickle,
                 backend=given.backend,
+                virtual_replicas=given.virtual_replicas,
             ),
         )
         self.recorder = Recorder(plan) if self.rank == 0 else None
         self._stopped = last_boundary(plan)
         self._num_epochs_cut = 0
         self._at = RestartPlace(0, 0, 0, False)
-        self.note("start")
+        self.note("start", virtual_replicas=self.settings.virtual_replicas)
 
     # Less than the whole program.
 

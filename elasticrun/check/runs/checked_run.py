@@ -66,6 +66,12 @@ class CheckedRun:
         return moments_of(self.notes)
 
     @functools.cached_property
+    def num_virtual(self) -> int | None:
+        """Virtual replicas: with these, numbers of replicas have the same bits."""
+        found = (note.get("virtual_replicas") for note in self.notes)
+        return next((number for number in found if number), None)
+
+    @functools.cached_property
     def boundaries(self) -> list[RestartPlace]:
         """The boundaries at which the program might have stopped, in their order."""
         return [

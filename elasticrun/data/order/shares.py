@@ -92,20 +92,23 @@ def shares_of(
 
 
 def virtual_shares(
-    shares: Shares, size: int, advance: int, num_micro: int
+    shares: Shares, size: int, advance: int, num_micro: int, *, keeps_empty: bool
 ) -> list[Share]:
     """Return those of the virtual replicas that this process trains, one by one.
 
     Each is cut as it is at any other number of processes. Those without samples are
     left out. A process that has no others trains the first one's samples, as padding: a
     layer like BatchNorm may need more than one.
+
+    Args:
+        keeps_empty: Whether none is left out: other loaders may have samples in it.
     """
     num_shares = shares.num_shares
 
     def pieces(share: int) -> list[range]:
         run = partition(range(size), share, num_parts=num_shares)
         cut = [partition(run, m, num_parts=num_micro) for m in range(num_micro)]
-        return [piece for piece in cut if piece]
+        return [piece for piece in cut if piece or keeps_empty]
 
     owned = partition(range(num_shares), shares.rank, num_parts=shares.world_size)
     runs = [(share, piece) for share in owned for piece in pieces(share)]
@@ -159,7 +162,10 @@ class EvenShares:
         advance = self.batches.start(number + 1) - self.batches.start(number)
         num_micro = (self.cuts or self).num_micro(number)
         if self.shares.num_virtual is not None:
-            return virtual_shares(self.shares, size, advance, num_micro)
+            is_member = self.cuts is not None
+            return virtual_shares(
+                self.shares, size, advance, num_micro, keeps_empty=is_member
+            )
         runs = self.shares.cut(self.shares.even_share(size), num_micro)
         return shares_of(runs, size, advance, self.shares.world_size)
 
