@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import BinaryIO
 
-from elasticrun.checkpoint.files.streams import ErrorKeepingWriter, write_through
+from elasticrun.checkpoint.files.durable import ErrorKeepingWriter, write_through
 
 CHUNK_SIZE = 64 << 20
 _PAGE_SIZE = 4096
