@@ -28,7 +28,7 @@ from elasticrun.errors import STOPPED, AgreementError, JobStopped
 from elasticrun.job.progress import Progress
 from elasticrun.job.rescue import Rescue
 from elasticrun.logger import Logger
-from elasticrun.replicas.gate import CHECKPOINT, STOP, Decision, Gate
+from elasticrun.replicas.agreement import CHECKPOINT, STOP, Decision, Gate
 from elasticrun.replicas.watcher import Watcher
 from elasticrun.saving.saver import Saver
 from elasticrun.saving.schedule import Schedule

@@ -26,9 +26,9 @@ from elasticrun.job.rescue import Rescue
 from elasticrun.job.trace import Trace
 from elasticrun.job.virtual import virtual_replicas
 from elasticrun.logger import Logger
+from elasticrun.replicas.agreement import Gate
 from elasticrun.replicas.environment import Environment, read_environment
 from elasticrun.replicas.exchange import Exchange
-from elasticrun.replicas.gate import Gate
 from elasticrun.replicas.membership import join
 from elasticrun.replicas.records import Records
 from elasticrun.replicas.watcher import Watcher

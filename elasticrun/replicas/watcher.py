@@ -14,13 +14,17 @@ from typing import Any, NamedTuple
 from elasticrun.errors import BY_SIGNAL
 from elasticrun.logger import Logger
 from elasticrun.replicas.agreement import (
+    CHECKPOINT,
+    STOP,
     Answer,
     Ask,
     CallOff,
     Close,
     Coordinator,
     Dead,
+    Decision,
     Farewell,
+    Gate,
     GiveUp,
     HasLeft,
     HungUp,
@@ -29,7 +33,6 @@ from elasticrun.replicas.agreement import (
     decode,
     encode,
 )
-from elasticrun.replicas.gate import CHECKPOINT, STOP, Decision, Gate
 from elasticrun.replicas.links import Links
 from elasticrun.replicas.process_end import exit_at_once
 from elasticrun.replicas.signals import STOP_SIGNALS, SignalPipe

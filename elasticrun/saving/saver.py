@@ -47,9 +47,14 @@ from elasticrun.replicas.exchange import (
 )
 from elasticrun.replicas.membership import Membership
 from elasticrun.replicas.store import JobStore
-from elasticrun.saving.capturing import Capture, Capturer
 from elasticrun.saving.opening import Start
-from elasticrun.saving.writing import CheckpointWriter, SaveFailed, WriteReport
+from elasticrun.saving.writing import (
+    Capture,
+    Capturer,
+    CheckpointWriter,
+    SaveFailed,
+    WriteReport,
+)
 
 logger = Logger(__name__)
 

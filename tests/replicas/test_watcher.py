@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from elasticrun.errors import AgreementError
-from elasticrun.replicas.agreement import HasLeft
-from elasticrun.replicas.gate import Decision, Gate
+from elasticrun.replicas.agreement import Decision, Gate, HasLeft
 from elasticrun.replicas.watcher import Watcher
 from tests.support.stage import DEADLINE, wait_until
 

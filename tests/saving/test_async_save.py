@@ -22,7 +22,7 @@ from elasticrun import (
     request_stop,
     save_all_states,
 )
-from elasticrun.replicas.gate import Gate
+from elasticrun.replicas.agreement import Gate
 from elasticrun.replicas.watcher import Watcher
 from elasticrun.saving.schedule import AutoInterval
 from elasticrun.testing import Job, Settings, use_job
