@@ -104,7 +104,7 @@ def test_a_save_by_time_is_asked_for_once_until_it_is_written() -> None:
         enough = num_looks + 10
 
         def has_looked() -> bool:
-            watcher.wake()
+            watcher._pipe.wake()
             return num_looks >= enough
 
         wait_until(has_looked)
