@@ -16,9 +16,8 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 
 from elasticrun.checkpoint.draft import Checkpoint, Draft
-from elasticrun.checkpoint.files.durable import FileRecord
+from elasticrun.checkpoint.files.durable import Captured, FileRecord
 from elasticrun.checkpoint.files.memory import (
-    Captured,
     Memory,
     NoMemoryLeftError,
     start_checksums,

@@ -11,7 +11,8 @@ import os
 import shutil
 import stat
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TextIO, TypeVar, cast
@@ -32,6 +33,13 @@ LARGEST_SMALL_FILE = 64 << 20  # A manifest lists some 600,000 files in as much.
 
 class DamagedFileError(CheckpointError):
     """A file's content is not what was written: it is missing, torn or changed."""
+
+
+class StoreUnreachableError(OSError):
+    """A store or a disk cannot be read: it is gone, refuses access, or has failed.
+
+    Neither damage nor absence, so nobody may go on without what could not be read.
+    """
 
 
 class FileRecord(NamedTuple):
@@ -211,12 +219,10 @@ _Writer = TypeVar("_Writer", bound=ErrorKeepingWriter)
 
 
 def write_through(writer: _Writer, write: Callable[[BinaryIO], object]) -> _Writer:
-    """Call `write` with a stream, and return that.
+    """Call `write` with a stream, and return that; raise what the stream has raised.
 
-    Raises:
-        OSError: A file could not be written. `torch.save` then raises a RuntimeError of
-            its own, which would be taken for a mistake of the program.
-        MemoryError: There was no room for all of it.
+    `torch.save` raises a RuntimeError of its own where a file could not be written,
+    which would be taken for a mistake of the program.
     """
     try:
         write(cast(BinaryIO, writer))
@@ -225,6 +231,33 @@ def write_through(writer: _Writer, write: Callable[[BinaryIO], object]) -> _Writ
             raise
         raise writer.error from error
     return writer
+
+
+class Captured:
+    """One file's content in memory."""
+
+    def __init__(self, blocks: Sequence[memoryview]) -> None:
+        self.blocks = tuple(blocks)
+        self._crc32: Future[int] = Future()
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.blocks))
+
+    def compute_checksum(self) -> None:
+        """Compute the checksum; in a thread of its own if the files are large."""
+        try:
+            crc32 = 0
+            for block in self.blocks:
+                crc32 = zlib.crc32(block, crc32)
+        except BaseException as error:
+            self._crc32.set_exception(error)
+        else:
+            self._crc32.set_result(crc32)
+
+    def checksum(self) -> int:
+        """Return the checksum; waits for the thread that computes it."""
+        return self._crc32.result()
 
 
 def write_file(path: Path, write: Callable[[BinaryIO], object]) -> FileRecord:

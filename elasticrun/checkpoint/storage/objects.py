@@ -16,10 +16,10 @@ from typing import Any, BinaryIO
 from elasticrun.checkpoint.files.durable import (
     BLOCK_SIZE,
     ChecksumWriter,
+    StoreUnreachableError,
     write_through,
 )
 from elasticrun.checkpoint.storage.place import RemotePath
-from elasticrun.checkpoint.storage.storage import StoreUnreachableError
 from elasticrun.errors import CheckpointError
 
 
