@@ -43,7 +43,17 @@ from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.registry import Registry
 from elasticrun.checkpoint.states.generators import Generators
 from elasticrun.checkpoint.store import CheckpointStore
-from elasticrun.replicas.agreement import Answer, Ask, Farewell, HasLeft, decode, encode
+from elasticrun.replicas.agreement import (
+    CHECKPOINT,
+    Answer,
+    Ask,
+    Decision,
+    Farewell,
+    Gate,
+    HasLeft,
+    decode,
+    encode,
+)
 from elasticrun.replicas.environment import Environment
 from elasticrun.replicas.exchange import (
     Exchange,
@@ -51,16 +61,14 @@ from elasticrun.replicas.exchange import (
     save_ended,
     save_written,
 )
-from elasticrun.replicas.gate import CHECKPOINT, Decision, Gate
 from elasticrun.replicas.links import Links, connect_all
 from elasticrun.replicas.membership import Membership
 from elasticrun.replicas.open_files import raise_limit_of_open_files
 from elasticrun.replicas.store import Address, JobStore
 from elasticrun.replicas.watcher import Watcher
-from elasticrun.saving.capturing import Capture
 from elasticrun.saving.opening import Start
 from elasticrun.saving.saver import Saver
-from elasticrun.saving.writing import WriteReport
+from elasticrun.saving.writing import Capture, WriteReport
 
 NUM_AGREEMENTS = 5
 NUM_SAVES = 3

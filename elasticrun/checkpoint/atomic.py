@@ -16,7 +16,12 @@ from typing import Any
 
 import torch
 
-from elasticrun.checkpoint.draft import Draft
+from elasticrun.checkpoint.draft import (
+    Draft,
+    is_uncommitted,
+    list_numbers,
+    read_checkpoint,
+)
 from elasticrun.checkpoint.files import durable
 from elasticrun.checkpoint.files.durable import (
     DamagedFileError,
@@ -24,10 +29,9 @@ from elasticrun.checkpoint.files.durable import (
     measure_file,
 )
 from elasticrun.checkpoint.files.replacing import replace_file
-from elasticrun.checkpoint.listing import is_uncommitted, list_numbers, read_checkpoint
-from elasticrun.checkpoint.manifest import DRAFT_NAME, VERSIONS_JOB, Manifest, version
+from elasticrun.checkpoint.manifest import VERSIONS_JOB, Manifest, version
 from elasticrun.checkpoint.retention import parse_keep
-from elasticrun.checkpoint.storage.place import local_path
+from elasticrun.checkpoint.storage.place import DRAFT_NAME, local_path
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, text_of
 

@@ -17,12 +17,11 @@ from elasticrun.checkpoint.files.durable import (
     DamagedFileError,
     FileRecord,
 )
+from elasticrun.checkpoint.storage.place import DRAFT_NAME, MANIFEST_NAME
 from elasticrun.errors import CheckpointError
 
 FORMAT = 3
 _OLDEST_FORMAT = 1  # Of which this elasticrun can read the states.
-MANIFEST_NAME = "manifest.json"
-DRAFT_NAME = "manifest.json.draft"  # In its place while a folder is no checkpoint.
 _END_OF_TIME = 253402300800  # The year 10000, which nothing can show.
 VERSIONS_JOB = "AtomicDirectory"  # In the place of a job's name: no job has them.
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.states.gathered import GatheredState
 from elasticrun.checkpoint.states.state import BaseState, epoch_of, state_of_file
+from elasticrun.checkpoint.storage.place import Place
 from elasticrun.errors import CheckpointError, ElasticRunError, StateNameError, text_of
 
 # States of elasticrun itself: they come and go with settings, and lose nothing by it.
@@ -60,45 +62,28 @@ class Registry:
         an optimizer that was loaded before its scheduler was made is loaded once more
         (`BaseState.overwrites`).
         """
-        is_loaded = self._load_one(state, checkpoint)
+        is_loaded = self.load_alone(state, checkpoint)
         if checkpoint is not None and not is_loaded:
             self.not_found.add(state.name)
         if is_loaded and (overwritten := state.overwrites) is not None:
             for other in self:
                 if other.target is overwritten:
-                    self._load_one(other, checkpoint)
+                    self.load_alone(other, checkpoint)
         return is_loaded
 
-    def load_again(self, state: BaseState, checkpoint: Checkpoint | None) -> None:
-        """Load a state, and no other one with it, if the checkpoint has it."""
-        self._load_one(state, checkpoint)
-
-    def _load_one(self, state: BaseState, checkpoint: Checkpoint | None) -> bool:
-        file_name = state.file_name(self._rank)
+    def load_alone(self, state: BaseState, checkpoint: Checkpoint | None) -> bool:
+        """Load a state, and no other one with it; return whether it was there."""
         if checkpoint is None:
             return False
         _check_kind(state, checkpoint)
-        try:
-            if isinstance(state, GatheredState):
+        file_name = state.file_name(self._rank)
+        with _explaining(state, checkpoint.path / file_name):
+            if isinstance(state, GatheredState):  # Its file has many ranks' own.
                 return state.load_from(checkpoint, self._rank)
             if not checkpoint.has(file_name):
                 return False
             with checkpoint.open(file_name) as file:
                 state.load_with(file, checkpoint.open)
-        except CheckpointError as error:
-            path = checkpoint.path / file_name
-            if str(path) in str(error):
-                raise
-            raise type(error)(f"{path}: {error}") from error
-        except (ElasticRunError, MemoryError):
-            raise
-        except Exception as error:
-            raise CheckpointError(
-                f"{checkpoint.path / file_name} could not be loaded as the state "
-                f"{state.name!r} of this program: {text_of(error)}\nThe file is "
-                "intact, so something else was saved under that name. Give the state "
-                "another name, or start anew with another checkpoint directory."
-            ) from error
         return True
 
     def numbers(self) -> dict[str, float]:
@@ -141,6 +126,26 @@ class Registry:
     def _has_ended(self, name: str) -> bool:
         epoch = epoch_of(name)
         return epoch is not None and epoch < self._num_ended_epochs
+
+
+@contextmanager
+def _explaining(state: BaseState, path: Place) -> Iterator[None]:
+    """Have what is raised within name the file; a state's own errors, what to do."""
+    try:
+        yield
+    except CheckpointError as error:
+        if str(path) in str(error):
+            raise
+        raise type(error)(f"{path}: {error}") from error
+    except (ElasticRunError, MemoryError):
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"{path} could not be loaded as the state {state.name!r} of this program: "
+            f"{text_of(error)}\nThe file is intact, so something else was saved under "
+            "that name. Give the state another name, or start anew with another "
+            "checkpoint directory."
+        ) from error
 
 
 def _check_kind(state: BaseState, checkpoint: Checkpoint) -> None:

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from elasticrun.checkpoint.draft import MUST_BE_SHARED, Checkpoint, Draft
-from elasticrun.checkpoint.files.durable import DamagedFileError
-from elasticrun.checkpoint.listing import (
+from elasticrun.checkpoint.draft import (
+    MUST_BE_SHARED,
+    Checkpoint,
+    Draft,
     checkpoint_name,
     find_manifest,
     is_own,
@@ -21,11 +22,11 @@ from elasticrun.checkpoint.listing import (
     read_counter,
     write_counter,
 )
+from elasticrun.checkpoint.files.durable import DamagedFileError, StoreUnreachableError
 from elasticrun.checkpoint.manifest import Manifest, check_job
 from elasticrun.checkpoint.retention import newest_to_keep
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.remote import storage_at
-from elasticrun.checkpoint.storage.storage import StoreUnreachableError
 from elasticrun.errors import CheckpointError, CheckpointWarning, warn_at_program
 from elasticrun.logger import Logger
 

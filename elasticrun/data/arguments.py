@@ -11,7 +11,7 @@ from operator import index
 from typing import Any, NoReturn
 
 from elasticrun.data.fingerprint import LoaderState
-from elasticrun.data.order.batches import SizePlan
+from elasticrun.data.order.batches import SizePlan, check_size
 from elasticrun.errors import (
     ElasticRunError,
     LoopOrderError,
@@ -77,14 +77,6 @@ def _check_plan(sizes: Mapping[Any, Any]) -> SizePlan:
         for samples, size in sizes.items()
     }
     return tuple(sorted(checked.items()))
-
-
-def check_size(name: str, value: Any) -> int:
-    """Return a whole number from 1 up, or refuse what is none."""
-    is_whole = not isinstance(value, bool) and hasattr(value, "__index__")
-    if not is_whole or index(value) < 1:
-        raise ValueError(f"{name}={value!r} must be a whole number from 1 up.")
-    return index(value)
 
 
 def check_autoscale(state: LoaderState, max_batch_size: int) -> None:

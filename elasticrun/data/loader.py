@@ -19,14 +19,13 @@ from elasticrun.data.arguments import (
     check_progress_bar,
     check_seed,
     check_seed_each,
-    check_size,
     check_sizes,
     refuse_virtual,
 )
 from elasticrun.data.autoscale import Autoscaler
 from elasticrun.data.loop import NO_BATCH, RunningLoop, delivered, trace_batch
 from elasticrun.data.looped import Looped
-from elasticrun.data.order.batches import SizedBatches, SizePlan
+from elasticrun.data.order.batches import SizedBatches, SizePlan, check_size
 from elasticrun.data.order.lanes import LanesAsSampler
 from elasticrun.data.order.loop_orders import ListedOrder, Passes, SampleOrder
 from elasticrun.data.order.maps import NoBatchSampler, as_map, check_sampler

@@ -8,8 +8,8 @@ from typing import Any, BinaryIO
 
 from elasticrun.checkpoint.states.expected import COUNT, MAPPING, check_values
 from elasticrun.checkpoint.states.metrics import find_metrics
-from elasticrun.checkpoint.states.noted import Noted, Place
-from elasticrun.checkpoint.states.remembered import exact, form_of, without
+from elasticrun.checkpoint.states.noted import Noted, Place, exact
+from elasticrun.checkpoint.states.remembered import form_of, without
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.states.values import load_values, save_values
 from elasticrun.logger import Logger

@@ -1,18 +1,27 @@
 """The boundary: the moment between two batches at which the job saves or stops.
 
-A stop goes from its request to the exit code in these steps; in brackets, the thread.
+The road of a save, and of a stop, from the request to the committed manifest; in
+brackets, the thread.
 
-    Watcher      a signal comes as a byte, and starts the grace (`StopClock`); or
-                 `request_stop()`, or the launcher asks                 [watcher]
-    Coordinator  rank 0 asks all; each answers with the boundary that
-                 it has passed, and promises to wait at the next one
-                 (`Gate.promise`); the largest is decided               [watchers]
-    Gate         whoever has not come so far runs on to it              [training]
-    _act         gradients wait for a step: put off to a later one      [training]
-    _stop        all save, awaited; JobStopped is raised                [training]
-    Job.close    the program unwinds; the writer ends, the watcher,
-                 rank 0's last, and the process group; the process
-                 exits with the code of the stop                        [training]
+    request   a signal, which also starts the grace; the time since the
+              last save; request_checkpoint(), request_stop(); the
+              launcher                                                [watcher]
+    agree     rank 0 asks all; each answers with the boundary that it
+              has passed, and promises to wait at the next one
+              (`Gate.promise`); the largest + 1 is decided            [watchers]
+    reach     whoever has not come so far runs on to it. What batches
+              or epochs make due is due on all, and not agreed on     [training]
+    put off   gradients wait for a step: a later boundary acts        [training]
+    save      saving/saver.py: sync and capture, then write; for a
+              stop training waits for that                   [training, writer]
+    commit    rank 0 writes the manifest, which makes the directory
+              a checkpoint; a stop has come to its checkpoint         [writer]
+    settle    a boundary after that raises or warns of a failure      [training]
+    stop      JobStopped is raised, and the program unwinds           [training]
+    close     the writer ends; the watcher, rank 0's last; the process
+              group; the process exits with the code of the stop      [training]
+
+`save_all_states()` is called on all replicas at once, and begins at "save".
 """
 
 from __future__ import annotations
@@ -26,9 +35,8 @@ from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.errors import STOPPED, AgreementError, JobStopped
 from elasticrun.job.progress import Progress
-from elasticrun.job.rescue import Rescue
 from elasticrun.logger import Logger
-from elasticrun.replicas.gate import CHECKPOINT, STOP, Decision, Gate
+from elasticrun.replicas.agreement import CHECKPOINT, STOP, Decision, Gate
 from elasticrun.replicas.watcher import Watcher
 from elasticrun.saving.saver import Saver
 from elasticrun.saving.schedule import Schedule
@@ -56,7 +64,9 @@ class Boundary:
     Attributes:
         decides: Whether anything may be decided by the time that steps take.
         exit_code: The exit code with which the job has stopped, or None.
-        rescue: Remembers each boundary; None without another replica.
+        remember: Called at each boundary, before anything is saved there, with its
+            number, the position, and whether the states are all there is; None where
+            no death of another replica could be survived.
     """
 
     decides = True
@@ -89,7 +99,7 @@ class Boundary:
         self._stepped_outside_at = -1  # After which boundary.
         self._has_warned = False
         self.exit_code: int | None = None
-        self.rescue: Rescue | None = None
+        self.remember: Callable[[int, Position, bool], None] | None = None
         if saver is not None:
             saver.on_end = self._note_flight_ended
 
@@ -147,18 +157,12 @@ class Boundary:
 
         Args:
             ends_epoch: Whether it is that of an epoch, not of a batch.
-
-        Raises:
-            JobStopped: The job stops here; the checkpoint is written.
-            AgreementError: The replicas can no longer agree.
-            CheckpointError: The last save failed, for a reason that stays.
         """
         if self.exit_code is not None:
             self.check_not_stopped()
-        if self.rescue is not None:  # First: the gate may say that a replica is gone.
+        if self.remember is not None:  # First: the gate may say that a replica is gone.
             is_whole = not any(reason() for reason in self._reasons)
-            position = self._progress.position
-            self.rescue.note(self._gate.number + 1, position, is_whole=is_whole)
+            self.remember(self._gate.number + 1, self._progress.position, is_whole)
         decision = self._gate.arrive()
         if self._gate.number == 1 and self._saver is not None:
             self._saver.prepare()  # Now that an optimizer has its state.
@@ -266,11 +270,7 @@ class Boundary:
         return None if checkpoint is None else checkpoint.path
 
     def close(self) -> None:
-        """Wait for what is in flight, as long as a stop may take.
-
-        Raises:
-            Exception: What it came to.
-        """
+        """Wait for what is in flight, as long as a stop may take."""
         if self._saver is not None:
             self._saver.close(timeout=self._grace)
 
@@ -291,12 +291,7 @@ class Boundary:
     # Stops.
 
     def _stop(self, decision: Decision) -> NoReturn:
-        """Save, and stop. Collective.
-
-        Raises:
-            JobStopped: Always, but for:
-            Exception: What a state's `save` raised.
-        """
+        """Save, and stop. Collective."""
         self._watcher.note_stopping()  # The boundary came in time: its clock stops.
         try:
             path = self.save(timeout=self._grace)
@@ -319,9 +314,6 @@ class Boundary:
 
         It would count the loop that it has left as finished, and lose what remained of
         it.
-
-        Raises:
-            JobStopped: The job has stopped before.
         """
         if self.exit_code is None:
             return

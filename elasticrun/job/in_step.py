@@ -15,7 +15,7 @@ from typing import Any
 
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.loop import LoopedLoader
-from elasticrun.replicas.gate import Gate
+from elasticrun.replicas.agreement import Gate
 from elasticrun.replicas.watcher import Watcher
 
 _PATIENCE = timedelta(seconds=1)

@@ -26,9 +26,9 @@ from elasticrun.job.rescue import Rescue
 from elasticrun.job.trace import Trace
 from elasticrun.job.virtual import virtual_replicas
 from elasticrun.logger import Logger
+from elasticrun.replicas.agreement import Gate
 from elasticrun.replicas.environment import Environment, read_environment
 from elasticrun.replicas.exchange import Exchange
-from elasticrun.replicas.gate import Gate
 from elasticrun.replicas.membership import join
 from elasticrun.replicas.records import Records
 from elasticrun.replicas.watcher import Watcher
@@ -156,7 +156,9 @@ class Job:
             grace=self.settings.grace,
         )
         self._no_rescue = ""
-        self.rescue = self.boundary.rescue = self._make_rescue()
+        self.rescue = self._make_rescue()
+        if self.rescue is not None:
+            self.boundary.remember = self.rescue.note
         self._history = self._begin_history(start)
         self._watcher.start()
         log_start(start, self.environment, is_saving=self._saver is not None)
@@ -544,7 +546,7 @@ class Job:
         self._replayed.begin(self._load_again if is_at_start else None)
 
     def _load_again(self, state: BaseState) -> None:
-        self.states.load_again(state, self.newest_checkpoint)
+        self.states.load_alone(state, self.newest_checkpoint)
 
     def _end_replay(self) -> None:
         """Put states and generators back; not sooner: replayed code changes them, too.

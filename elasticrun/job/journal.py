@@ -39,6 +39,10 @@ class Entry(NamedTuple):
     since: int
     history: int
 
+    def is_like(self, other: Entry) -> bool:
+        """Whether both replicas have drawn and added up alike, in the same steps."""
+        return (self.since, self.history) == (other.since, other.history)
+
 
 _BEGUN = Entry({}, _UNKNOWN, is_complete=False, since=-1, history=0)
 

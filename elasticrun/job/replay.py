@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from elasticrun.checkpoint.registry import Registry
-from elasticrun.checkpoint.states.noted import Place
+from elasticrun.checkpoint.states.noted import Place, exact
 from elasticrun.checkpoint.states.remembered import (
     Change,
     Remembered,
-    exact,
     form_of,
     is_whole,
 )

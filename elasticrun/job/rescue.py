@@ -123,7 +123,7 @@ class Rescue:
 
     # At each boundary.
 
-    def note(self, number: int, position: Position, *, is_whole: bool) -> None:
+    def note(self, number: int, position: Position, is_whole: bool) -> None:
         """Remember the boundary that the program is at, before anything is saved.
 
         Args:
@@ -325,29 +325,42 @@ class Rescue:
     def _lacking(
         self, number: int, told: Mapping[int, Told], offering: list[Told]
     ) -> list[int]:
-        """Return the ranks that should have come to this boundary, and have not.
+        """Return the ranks of which something at this boundary is not known.
 
-        None has to where the step before it was complete, if it has always drawn and
-        added up as the others have, and so since the boundary before: what it would
-        have done there else was in its gradients.
+        Args:
+            offering: The records of those that can put their states back to it.
         """
         entries = [each.entries[number] for each in offering]
         is_complete = any(entry.is_complete for entry in entries)
         of_first = {
             state.name for state in self._states if state.has_parts_on_first_rank_only
         }
-
-        def has_come(rank: int) -> bool:
-            if rank not in told:  # Of one on another machine nothing is recorded here.
+        lacking = []
+        for rank in range(self._world_size):
+            if rank not in told:
+                # On another machine: nothing of its record can be read here. What it
+                # gave to a complete step is in the gradients; a part of a sum is lost.
                 but = of_first if rank else set()
-                return is_complete and not _is_summing(number, told.values(), but=but)
-            own = told[rank].at(number)
-            if own is None or own.cell < 0 or number in told[rank].entries:
-                return own is not None and own.cell >= 0
-            alike = [own[-2:] == entry[-2:] for entry in entries]
-            return is_complete and all(alike) and not (rank == 0 and of_first)
-
-        return [rank for rank in range(self._world_size) if not has_come(rank)]
+                is_summing = _is_summing(number, told.values(), but=but)
+                is_known = is_complete and not is_summing
+            elif number in told[rank].entries:
+                # It came to the boundary, and recorded what it had there.
+                is_known = told[rank].entries[number].cell >= 0
+            else:
+                # It died in front of it. What it gave to a complete step is in the
+                # gradients of all; and if it has drawn and added up just what the
+                # others had there, it would have done nothing more on its way.
+                own = told[rank].next
+                is_known = (
+                    own is not None
+                    and own.cell >= 0
+                    and is_complete
+                    and all(own.is_like(entry) for entry in entries)
+                    and not (rank == 0 and of_first)
+                )
+            if not is_known:
+                lacking.append(rank)
+        return lacking
 
     def _save(self, kept: Kept, told: Mapping[int, Told]) -> None:
         dead = [rank for rank, each in told.items() if not each.has_offered]
@@ -387,11 +400,7 @@ def remember(state: BaseState, *, is_new: bool = False) -> Callable[[], None]:
     """Remember a state as it is; return what puts it back.
 
     Args:
-        is_new: Whether it is yet to be found out if it can be, with all of its values.
-
-    Raises:
-        CannotRescueError: It cannot be remembered; or, when it is put back, more has
-            changed than was remembered.
+        is_new: Whether it is yet to be found out if all of its values can be.
     """
     put_back = state.remember()
     if put_back is not None:

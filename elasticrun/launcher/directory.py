@@ -19,8 +19,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from elasticrun.checkpoint.draft import is_committed, list_numbers, read_counter
 from elasticrun.checkpoint.files import durable
-from elasticrun.checkpoint.listing import is_committed, list_numbers, read_counter
+from elasticrun.checkpoint.files.durable import StoreUnreachableError
 from elasticrun.checkpoint.storage.lock import (
     LockedError,
     find_others_who_can_write,
@@ -29,7 +30,6 @@ from elasticrun.checkpoint.storage.lock import (
 )
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.remote import storage_at
-from elasticrun.checkpoint.storage.storage import StoreUnreachableError
 from elasticrun.errors import CheckpointError
 from elasticrun.launcher.options import OptionError, Program
 

@@ -273,11 +273,6 @@ class Exchange:
         Args:
             is_optional: Whether there may well be none. Then the store is polled, since
                 torch logs each wait in C++ that ends without a value.
-
-        Raises:
-            RankZeroError: Rank 0 could not come to one.
-            TimeoutError: There is none in time.
-            ConnectionError: Rank 0 is gone.
         """
         assert self._store is not None
         key = f"{topic}/verdict"

@@ -9,18 +9,22 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from elasticrun.errors import BY_SIGNAL
 from elasticrun.logger import Logger
 from elasticrun.replicas.agreement import (
+    CHECKPOINT,
+    STOP,
     Answer,
     Ask,
     CallOff,
     Close,
     Coordinator,
     Dead,
+    Decision,
     Farewell,
+    Gate,
     GiveUp,
     HasLeft,
     HungUp,
@@ -29,7 +33,6 @@ from elasticrun.replicas.agreement import (
     decode,
     encode,
 )
-from elasticrun.replicas.gate import CHECKPOINT, STOP, Decision, Gate
 from elasticrun.replicas.links import Links
 from elasticrun.replicas.process_end import exit_at_once
 from elasticrun.replicas.signals import STOP_SIGNALS, SignalPipe
@@ -39,14 +42,6 @@ logger = Logger(__name__)
 
 _FAREWELL_SECONDS = 5.0
 _OTHERS_SECONDS = 30.0  # For others to come to their end: they need rank 0's store.
-
-
-class _Lost(NamedTuple):
-    """Another replica is gone, which this one will notice at its next boundary."""
-
-    why: str
-    boundary: int
-    look_at: float
 
 
 class Watcher:
@@ -66,7 +61,7 @@ class Watcher:
         gone: On rank 0, it adds to it who takes part no more, and what became of that
             rank.
         is_saving: Whether a save is in flight. What is due by time then waits until
-            `wake` is called.
+            `save_after` is called.
         stuck_seconds: How long a loop may go on without a boundary once a replica is
             gone, since collectives on GPUs wait for it; infinite where they fail.
         is_in_loop: Whether boundaries are to come.
@@ -97,35 +92,38 @@ class Watcher:
         self._rank = rank
         self._world_size = world_size
         self._grace = grace
-        self._save_interval = save_interval
-        self._gone = gone
         self._is_saving = is_saving
-        self._stuck_seconds = stuck_seconds
         self._is_in_loop = is_in_loop
-        self._counts = counts
-        self._reports: dict[int, list[int]] = {}
-        self._lost: _Lost | None = None
-        self.has_lost = False
-        self._clock = StopClock(grace, describe)
+
+        # How messages come and go. The inbox is for this replica's own threads.
         self._pipe = SignalPipe(stop_signals)
         self._links = links  # As long as they stand.
         self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+
+        # What ends late: a stop by its clock, an agreement by rank 0's coordinator, and
+        # what else is to be done at a time, by this table.
+        self._clock = StopClock(grace, describe)
         self._coordinator = Coordinator(world_size, grace) if rank == 0 else None
-        self._present = set(range(world_size))  # The ranks that have not left.
-        self._has_ended = False
-        self._leave_by: float | None = None  # Rank 0, once it closes.
-        self._answer_by: float | None = None  # Rank 0, after this one's promise.
-        self._given_up: tuple[int, float] | None = None  # The exit code, and when.
+        self._due: dict[Callable[[], None], float] = {}
+        self._save_interval = save_interval
         self._saved_at = time.monotonic()
         self._save_at = self._saved_at + save_interval
-        self._handlers = self._handlers_by_kind()
-        self._thread = threading.Thread(
-            target=self._run, name="elasticrun-watcher", daemon=True
-        )
 
-    def _handlers_by_kind(self) -> dict[type, Callable[[Any], None]]:
-        """Return the handler of each kind of message."""
-        return {
+        # Who takes part, and how this replica ends.
+        self._present = set(range(world_size))  # The ranks that have not left.
+        self._gone = gone
+        self._is_leaving = False  # Rank 0, which waits for the others.
+        self._has_ended = False
+        self._given_up: int | None = None  # The exit code, once a stop was given up.
+        self._stuck_seconds = stuck_seconds
+        self._lost: tuple[str, int] | None = None  # Why, and after which boundary.
+        self.has_lost = False
+
+        # What replicas have counted, for `in_step`.
+        self._counts = counts
+        self._reports: dict[int, list[int]] = {}
+
+        self._handlers: dict[type, Callable[[Any], None]] = {
             Request: self._on_request,
             Ask: self._on_ask,
             Answer: self._on_answer,
@@ -139,6 +137,9 @@ class Watcher:
             Dead: self._on_dead,
             Report: self._on_report,
         }
+        self._thread = threading.Thread(
+            target=self._run, name="elasticrun-watcher", daemon=True
+        )
 
     def start(self) -> None:
         """Take the stop signals and start watching."""
@@ -177,10 +178,6 @@ class Watcher:
         self._save_at = self._saved_at + interval
         if interval != math.inf:
             self._pipe.wake()  # It may be about to sleep until another deadline.
-
-    def wake(self) -> None:
-        """Look at what is due; from any thread."""
-        self._pipe.wake()
 
     def note_stopping(self) -> None:
         """The training thread has come to its stop; it may take its time."""
@@ -229,19 +226,14 @@ class Watcher:
         poll.poll(None if seconds is None else math.ceil(seconds * 1000))
 
     def _seconds_to_next_deadline(self) -> float | None:
-        clock = self._clock
-        deadlines = [clock.deadline, clock.warns_at, self._answer_by, self._leave_by]
-        if self._given_up is not None:
-            deadlines.append(self._given_up[1])
-        if self._lost is not None:
-            deadlines.append(self._lost.look_at)
+        deadlines = [self._clock.deadline, self._clock.warns_at, *self._due.values()]
         if self._coordinator is not None:
             deadlines.append(self._coordinator.deadline)
             if self._may_save_by_time():
                 deadlines.append(self._save_at)
-        known = [d for d in deadlines if d is not None and d != float("inf")]
+        known = [d for d in deadlines if d is not None and d != math.inf]
         if not known:
-            return 1.0 if self._save_interval != float("inf") else None
+            return 1.0 if self._save_interval != math.inf else None
         return max(0.0, min(min(known) - time.monotonic(), 3600.0))
 
     def _on_signal(self, number: int) -> None:
@@ -251,25 +243,19 @@ class Watcher:
 
     def _on_time(self, now: float) -> None:
         self._clock.on_time(now)
-        if self._given_up is not None and now >= self._given_up[1]:
-            exit_at_once(self._given_up[0])
-        if self._lost is not None and now >= self._lost.look_at:
-            self._exit_if_stuck(self._lost, now)
-        if self._answer_by is not None and now >= self._answer_by:
-            self._gate.fail(
-                f"rank 0 did not say where to act within {self._grace:g} s. "
-                "It may hang or be stopped; look at its log. Training cannot go on "
-                "without it."
-            )
-            self._answer_by = None
-        if self._leave_by is not None and (not self._present or now >= self._leave_by):
-            self._has_ended = True  # Who has not left in time is dead or hangs.
+        for act in [act for act, when in self._due.items() if when <= now]:
+            del self._due[act]
+            act()
         if self._coordinator is None:
             return
         self._broadcast(self._coordinator.on_time(now))
         if now >= self._save_at and self._may_save_by_time():
             self._save_at = math.inf  # Not again before this one is written.
             self._request(CHECKPOINT, "save_interval", 0)
+
+    def _do_in(self, seconds: float, act: Callable[[], None]) -> None:
+        """Call it after so many seconds, unless it is taken from the table before."""
+        self._due[act] = time.monotonic() + seconds
 
     def _may_save_by_time(self) -> bool:
         is_timed = self._save_interval > 0 and self._gate.number > 0
@@ -289,7 +275,8 @@ class Watcher:
     def _on_ask(self, ask: Ask) -> None:
         self._clock.note_heard()
         boundary = self._gate.promise()
-        self._answer_by = time.monotonic() + self._grace + _FAREWELL_SECONDS
+        # Rank 0 gives an agreement up after the grace, and says so, unless it hangs.
+        self._do_in(self._grace + _FAREWELL_SECONDS, self._on_no_answer)
         self._send({0}, Answer(ask.number, self._rank, boundary))
 
     def _on_answer(self, answer: Answer) -> None:
@@ -298,8 +285,14 @@ class Watcher:
             self._coordinator.on_answer(answer.number, answer.rank, answer.boundary)
         )
 
+    def _on_no_answer(self) -> None:
+        self._gate.fail(
+            f"rank 0 did not say where to act within {self._grace:g} s. It may hang or "
+            "be stopped; look at its log. Training cannot go on without it."
+        )
+
     def _on_decision(self, decision: Decision) -> None:
-        self._answer_by = None
+        self._due.pop(self._on_no_answer, None)
         is_pressing = decision.kind == STOP and decision.cause.startswith("SIG")
         if is_pressing:
             self._clock.note_heard()
@@ -312,24 +305,30 @@ class Watcher:
             logger.warning("%s: no checkpoint this time", text)
             self._go_on()
             return
-        self._answer_by = None
+        self._due.pop(self._on_no_answer, None)
         logger.error("%s: exiting without a new checkpoint", text)
         if self._rank != 0:
             exit_at_once(message.exit_code)
         # The others must have heard before rank 0 is gone.
-        self._given_up = (message.exit_code, time.monotonic() + NAMING_SECONDS)
-        self._exit_if_alone()
+        self._given_up = message.exit_code
+        self._do_in(NAMING_SECONDS, lambda: exit_at_once(message.exit_code))
+        self._note_if_alone()
 
     # Leaving: rank 0 serves the store, so the others must not need it any more.
 
     def _on_close(self, _: Close) -> None:
         if self._rank == 0:
             self._present.discard(0)
-            self._leave_by = time.monotonic() + _OTHERS_SECONDS
+            self._is_leaving = True
+            self._do_in(_OTHERS_SECONDS, self._end)  # Who is left is dead or hangs.
             self._broadcast(Farewell())
+            self._note_if_alone()
         else:
             self._send({0}, HasLeft(self._rank))
-            self._has_ended = True
+            self._end()
+
+    def _end(self) -> None:
+        self._has_ended = True
 
     def _on_farewell(self, _: Farewell) -> None:
         self._gate.settle(None)
@@ -352,15 +351,18 @@ class Watcher:
     def _note_gone(self, rank: int, fate: str) -> None:
         self._present.discard(rank)
         self._gone[rank] = fate
-        self._exit_if_alone()
+        self._note_if_alone()
 
-    def _exit_if_alone(self) -> None:
+    def _note_if_alone(self) -> None:
+        """End rank 0's part once nobody needs it: its thread, or its process."""
+        if self._is_leaving and not self._present:
+            self._end()
         if self._given_up is not None and self._present == {0}:
-            exit_at_once(self._given_up[0])
+            exit_at_once(self._given_up)
 
     def _go_on(self) -> None:
         """Let the training thread pass boundaries again, without a decision."""
-        self._answer_by = None
+        self._due.pop(self._on_no_answer, None)
         self._save_at = time.monotonic() + self._save_interval
         self._gate.settle(None)
 
@@ -386,16 +388,19 @@ class Watcher:
         """Have the program fail at its next boundary, if it ever comes there."""
         self.has_lost = True
         self._gate.fail(why)
-        look_at = time.monotonic() + self._stuck_seconds
-        self._lost = self._lost or _Lost(why, self._gate.number, look_at)
+        if self._lost is None:
+            self._lost = why, self._gate.number
+            self._do_in(self._stuck_seconds, self._exit_if_stuck)
 
-    def _exit_if_stuck(self, lost: _Lost, now: float) -> None:
-        if self._gate.number > lost.boundary:
+    def _exit_if_stuck(self) -> None:
+        assert self._lost is not None
+        why, boundary = self._lost
+        if self._gate.number > boundary:
             self._lost = None  # It came to one, which raised.
         elif self._is_in_loop():
-            self._clock.exit_stuck(lost.why, self._stuck_seconds)
+            self._clock.exit_stuck(why, self._stuck_seconds)
         else:
-            self._lost = lost._replace(look_at=now + self._stuck_seconds)
+            self._do_in(self._stuck_seconds, self._exit_if_stuck)
 
     def _on_report(self, report: Report) -> None:
         if report.rank != self._rank and report.to in (None, self._rank):

@@ -13,8 +13,8 @@ from functools import cache
 from typing import Any
 
 from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.files.durable import StoreUnreachableError
 from elasticrun.checkpoint.position import Position
-from elasticrun.checkpoint.storage.storage import StoreUnreachableError
 from elasticrun.checkpoint.store import CheckpointStore, wait_until_seen
 from elasticrun.errors import CheckpointError, text_of
 from elasticrun.logger import Logger

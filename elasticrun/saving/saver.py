@@ -1,19 +1,22 @@
-"""The steps of a save, from its boundary to the committed checkpoint.
+"""A save, from its boundary to the committed checkpoint, in `save` and `_write`.
 
-In brackets, the thread; the writer's is the training thread itself where a save is
-awaited or does not fit into memory. "All" are all replicas, in step with each other.
+job/boundary.py says how all replicas come to one boundary. From there they go in step;
+in brackets, the thread.
 
-    finish       the save in flight ends, if there is one              [training]
-    sync         all: each state asks other replicas for its part      [training]
-    _capture     each copies its states into memory                    [training]
-    _write       rank 0 makes the directory, all have heard            [writer]
-                 each writes its files, and reports them to rank 0     [writer]
-                 rank 0 has all reports: it writes the manifest and
-                 commits, and all have heard                           [writer]
-                 rank 0 prunes                                         [writer]
-    _conclude    all: states are told of the commit; a failure is a
-                 warning, or raised: at once, or of a save in flight
-                 by `settle` at the next boundary                      [training]
+    finish     the save before ends, if it is in flight                [training]
+    sync       each state asks the other replicas for what it needs    [training]
+    capture    each copies its states into memory                      [training]
+    begin      rank 0 makes a draft, a directory without a manifest    [writer]
+    write      each writes its files there, and reports them to rank 0 [writer]
+    commit     rank 0 has all reports, and writes the manifest: with
+               that the draft is a checkpoint; it tells all            [writer]
+    prune      rank 0 removes checkpoints that are too old             [writer]
+    conclude   states are told of the commit; a failure is a warning,
+               or raised                                               [training]
+
+A save is *in flight* while the writer's thread writes it and training goes on; a
+boundary after its end *settles* it, that is, concludes it. An *awaited* save is written
+in the training thread, and so is one that does not fit into memory.
 """
 
 from __future__ import annotations
@@ -47,9 +50,14 @@ from elasticrun.replicas.exchange import (
 )
 from elasticrun.replicas.membership import Membership
 from elasticrun.replicas.store import JobStore
-from elasticrun.saving.capturing import Capture, Capturer
 from elasticrun.saving.opening import Start
-from elasticrun.saving.writing import CheckpointWriter, SaveFailed, WriteReport
+from elasticrun.saving.writing import (
+    Capture,
+    Capturer,
+    CheckpointWriter,
+    SaveFailed,
+    WriteReport,
+)
 
 logger = Logger(__name__)
 
@@ -66,19 +74,19 @@ class SaveInFlight(threading.Thread):
     and dies if one that it does not wait for is in C++.
 
     Args:
-        write: Writes the checkpoint, and returns it, or why it could not be written. It
-            is given what is set when it is to wait for other ranks no more.
+        write: Writes the checkpoint, and returns it, or why it could not be written.
         on_end: Called in the thread when there is an outcome, unless it was given up.
 
     Attributes:
         outcome: What `write` returned or raised, once it has.
+        given_up: Set when it is to wait for other ranks no more.
     """
 
     def __init__(
         self,
         number: int,
         states: Sequence[BaseState],
-        write: Callable[[threading.Event], Checkpoint | str],
+        write: Callable[[], Checkpoint | str],
         *,
         on_end: Callable[[], object],
     ) -> None:
@@ -88,24 +96,15 @@ class SaveInFlight(threading.Thread):
         self.outcome: SaveOutcome | None = None
         self._write = write
         self._on_end = on_end
-        self._given_up = threading.Event()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the end; return whether it came in time."""
-        self.join(timeout)
-        return not self.is_alive()
-
-    def give_up(self) -> None:
-        """Have it stop waiting for other ranks; `on_end` is not called any more."""
-        self._given_up.set()
+        self.given_up = threading.Event()
 
     def run(self) -> None:
         """Write; called by `start`, in this thread."""
         try:
-            self.outcome = self._write(self._given_up)
+            self.outcome = self._write()
         except BaseException as error:
             self.outcome = error
-        if not self._given_up.is_set():
+        if not self.given_up.is_set():
             self._on_end()
 
 
@@ -205,28 +204,52 @@ class Saver:
         """
         timeout = _PATIENCE if timeout is None else timeout
         with self._not_within_itself():
+            # One save at a time: the one before ends, and is concluded.
             self._asked_at, self._paused = time.perf_counter(), None
-            self.finish(timeout=timeout)  # There is one save at a time.
-            number = self._take_number()
-            begun = time.perf_counter()
+            self.finish(timeout=timeout)
+            number, begun = self._take_number(), time.perf_counter()
             states = list(self._registry)
             try:
+                # Collective, so it comes before a rank may fail alone.
                 for state in states:
-                    state.sync()  # Collective: what all replicas have a part of.
+                    state.sync()
                 capture = self._capture(number, position)
-                if (
-                    not is_awaited
-                    and capture.is_in_memory
-                    and self._write_in_thread(
-                        capture, states, timeout=timeout, begun=begun
-                    )
-                ):
-                    return None  # It is concluded at a boundary after its end.
-                outcome = self._write_here(capture, timeout=timeout, begun=begun)
+
+                # Training goes on meanwhile if nothing that is written can change.
+                write = partial(self._write, capture, timeout=timeout, begun=begun)
+                may_fly = not is_awaited and capture.is_in_memory
+                if may_fly and self._start_flight(number, states, write):
+                    return None
+                outcome: SaveOutcome
+                try:
+                    outcome = write(self._exchange)
+                except Exception as error:
+                    outcome = error
             finally:
                 for state in states:
                     state.after_save()
             return self._conclude(number, outcome, states)
+
+    def _start_flight(
+        self,
+        number: int,
+        states: Sequence[BaseState],
+        write: Callable[[Exchange], Checkpoint | str],
+    ) -> bool:
+        """Begin to write in a thread; return whether there could be one."""
+        exchange = self._exchange_in_flight
+        flight = SaveInFlight(
+            number, states, partial(write, exchange), on_end=self.on_end
+        )
+        exchange.given_up = flight.given_up
+        self._paused = time.perf_counter() - self._asked_at
+        try:
+            flight.start()
+        except RuntimeError:  # So many threads already, or the interpreter ends.
+            self._paused = None
+            return False
+        self._flight = flight
+        return True
 
     def _write(
         self, capture: Capture, exchange: Exchange, *, timeout: float, begun: float
@@ -272,40 +295,6 @@ class Saver:
             self.on_committed(checkpoint, paused, self.seconds)
             writer.prune()
         return checkpoint
-
-    def _write_here(
-        self, capture: Capture, *, timeout: float, begun: float
-    ) -> SaveOutcome:
-        """Write while training waits."""
-        try:
-            return self._write(capture, self._exchange, timeout=timeout, begun=begun)
-        except Exception as error:
-            return error
-
-    def _write_in_thread(
-        self,
-        capture: Capture,
-        states: Sequence[BaseState],
-        *,
-        timeout: float,
-        begun: float,
-    ) -> bool:
-        """Begin to write in a thread; return whether there could be one."""
-        exchange = self._exchange_in_flight
-
-        def write(given_up: threading.Event) -> Checkpoint | str:
-            exchange.given_up = given_up
-            return self._write(capture, exchange, timeout=timeout, begun=begun)
-
-        flight = SaveInFlight(capture.number, states, write, on_end=self.on_end)
-        self._paused = time.perf_counter() - self._asked_at
-        try:
-            flight.start()
-        except RuntimeError:  # So many threads already, or the interpreter ends.
-            self._paused = None
-            return False
-        self._flight = flight
-        return True
 
     @contextmanager
     def _not_within_itself(self) -> Iterator[None]:
@@ -359,7 +348,7 @@ class Saver:
         flight = self._flight
         if flight is None or flight.outcome is None:
             return
-        flight.wait()  # What is left of its thread.
+        flight.join()  # What is left of its thread.
         self._flight = None
         self._conclude(flight.number, flight.outcome, flight.states)
 
@@ -368,8 +357,9 @@ class Saver:
         flight = self._flight
         if flight is None:
             return
-        if not flight.wait(timeout):
-            flight.give_up()
+        flight.join(timeout)
+        if flight.is_alive():
+            flight.given_up.set()
             self._flight, self._given_up = None, flight
             self.has_failed = True
             raise AgreementError(
@@ -425,7 +415,7 @@ class Saver:
                 self._warn_of_renaming()
         finally:
             if self._given_up is not None:
-                self._given_up.wait(_GIVING_UP_SECONDS)
+                self._given_up.join(_GIVING_UP_SECONDS)
             self._capturer.forget()
             if self._rank == 0 and self._asked is not None:
                 self._exchange.wait_until_heard(self._asked, timeout=_HEARING_SECONDS)

@@ -27,7 +27,7 @@ from tests.support.hostile import PROGRAMS, Program, damaged
 MANIFEST = "manifest.json"
 LOADING = {
     Registry.load.__code__,
-    Registry.load_again.__code__,
+    Registry.load_alone.__code__,
     ReplayedStates.pass_anchor.__code__,  # Where the state is known that it has.
     ReplayedStates.note.__code__,
 }

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticrun.checkpoint.listing import read_counter, write_counter
+from elasticrun.checkpoint.draft import read_counter, write_counter
 from elasticrun.checkpoint.storage.remote import storage_at
 
 

@@ -17,7 +17,7 @@ from elasticrun import (
     request_checkpoint,
     save_all_states,
 )
-from elasticrun.checkpoint.listing import list_numbers, read_checkpoint
+from elasticrun.checkpoint.draft import list_numbers, read_checkpoint
 from elasticrun.checkpoint.retention import newest_to_keep
 from elasticrun.checkpoint.storage.remote import storage_at
 from elasticrun.saving.schedule import (

@@ -11,9 +11,9 @@ from typing import Any, BinaryIO
 
 import pytest
 
+from elasticrun.checkpoint.draft import is_uncommitted
 from elasticrun.checkpoint.files import durable
 from elasticrun.checkpoint.files.durable import FileRecord
-from elasticrun.checkpoint.listing import is_uncommitted
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointWarning
 from tests.support.places import Content, Folders, make_place

@@ -17,9 +17,8 @@ from unittest import mock
 import pytest
 
 from elasticrun.checkpoint.files import durable
-from elasticrun.checkpoint.files.durable import FileRecord
+from elasticrun.checkpoint.files.durable import ChecksumWriter, FileRecord
 from elasticrun.checkpoint.files.replacing import replace_file
-from elasticrun.checkpoint.files.streams import ChecksumWriter
 from elasticrun.errors import CheckpointError, CheckpointWarning
 from tests.crash.lives import (
     assert_survived,

@@ -15,18 +15,18 @@ import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
-from elasticrun.checkpoint.draft import Checkpoint
-from elasticrun.checkpoint.inspection.overview import find_problems
-from elasticrun.checkpoint.listing import (
+from elasticrun.checkpoint.draft import (
+    Checkpoint,
     is_committed,
     list_numbers,
     read_checkpoint,
 )
+from elasticrun.checkpoint.files.durable import StoreUnreachableError
+from elasticrun.checkpoint.inspection.overview import find_problems
 from elasticrun.checkpoint.registry import Registry
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.storage import remote
 from elasticrun.checkpoint.storage.remote import storage_at
-from elasticrun.checkpoint.storage.storage import StoreUnreachableError
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, CheckpointWarning
 from elasticrun.replicas.environment import Environment

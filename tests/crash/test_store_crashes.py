@@ -27,8 +27,8 @@ from unittest import mock
 import pytest
 
 from elasticrun.checkpoint.files import durable
+from elasticrun.checkpoint.files.durable import StoreUnreachableError
 from elasticrun.checkpoint.storage import local
-from elasticrun.checkpoint.storage.storage import StoreUnreachableError
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, CheckpointWarning
 from tests.crash.lives import (

@@ -10,8 +10,7 @@ import pytest
 
 from elasticrun.checkpoint.events import local_directory, read_events
 from elasticrun.checkpoint.storage.claim import Claim
-from elasticrun.checkpoint.storage.lock import OwnerProcess
-from elasticrun.checkpoint.storage.place import RemotePath
+from elasticrun.checkpoint.storage.place import OwnerProcess, RemotePath
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import PROGRAM, elasticrun, run, running, scaled
 from tests.launcher.test_rescue import end_of, mortal, resumed_at

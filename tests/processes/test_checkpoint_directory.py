@@ -15,7 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from elasticrun import AdaptiveDataLoader, State, current_job, init, rank
-from elasticrun.checkpoint.manifest import MANIFEST_NAME
+from elasticrun.checkpoint.storage.place import MANIFEST_NAME
 from elasticrun.replicas.environment import read_environment
 from elasticrun.testing import (
     GenerationFailed,

@@ -21,7 +21,7 @@ from elasticrun import (
     request_checkpoint,
     request_stop,
 )
-from elasticrun.checkpoint.manifest import MANIFEST_NAME
+from elasticrun.checkpoint.storage.place import MANIFEST_NAME
 from elasticrun.job import job
 from elasticrun.testing import read_trace, run_generation, start_generation
 from tests.support.data import Numbers

@@ -15,7 +15,7 @@ import pytest
 
 from elasticrun import current_job, init, save_all_states
 from elasticrun.checkpoint import store
-from elasticrun.checkpoint.manifest import MANIFEST_NAME
+from elasticrun.checkpoint.storage.place import MANIFEST_NAME
 from elasticrun.testing import run_generation, start_generation
 from tests.support.stage import DEADLINE, Stage, wait_until
 

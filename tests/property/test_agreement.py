@@ -16,8 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticrun.replicas.agreement import Ask, Coordinator, Request
-from elasticrun.replicas.gate import CHECKPOINT, STOP, Decision, Gate
+from elasticrun.replicas.agreement import (
+    CHECKPOINT,
+    STOP,
+    Ask,
+    Coordinator,
+    Decision,
+    Gate,
+    Request,
+)
 
 EXIT_CODES = {STOP: 143, CHECKPOINT: 0}
 

@@ -7,14 +7,16 @@ import json
 import pytest
 
 from elasticrun.replicas.agreement import (
+    CHECKPOINT,
+    STOP,
     Coordinator,
+    Decision,
     GiveUp,
     Request,
     agreed_boundary,
     decode,
     encode,
 )
-from elasticrun.replicas.gate import CHECKPOINT, STOP, Decision
 
 
 def stop(at: int = 0, cause: str = "SIGTERM", exit_code: int = 143) -> Request:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from elasticrun.errors import AgreementError
-from elasticrun.replicas.gate import Decision, Gate
+from elasticrun.replicas.agreement import Decision, Gate
 from tests.support.stage import DEADLINE, wait_until
 
 

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from elasticrun.errors import AgreementError
-from elasticrun.replicas.agreement import HasLeft
-from elasticrun.replicas.gate import Decision, Gate
+from elasticrun.replicas.agreement import Decision, Gate, HasLeft
 from elasticrun.replicas.watcher import Watcher
 from tests.support.stage import DEADLINE, wait_until
 
@@ -105,7 +104,7 @@ def test_a_save_by_time_is_asked_for_once_until_it_is_written() -> None:
         enough = num_looks + 10
 
         def has_looked() -> bool:
-            watcher.wake()
+            watcher._pipe.wake()
             return num_looks >= enough
 
         wait_until(has_looked)

@@ -22,7 +22,7 @@ from elasticrun import (
     request_stop,
     save_all_states,
 )
-from elasticrun.replicas.gate import Gate
+from elasticrun.replicas.agreement import Gate
 from elasticrun.replicas.watcher import Watcher
 from elasticrun.saving.schedule import AutoInterval
 from elasticrun.testing import Job, Settings, use_job
@@ -241,7 +241,7 @@ def test_what_is_due_by_time_is_put_off_until_none_is_in_flight() -> None:
     gate.number = 1
     watcher.start()
     try:
-        wait_until(lambda: (watcher.wake(), gate._due)[1])
+        wait_until(lambda: (watcher._pipe.wake(), gate._due)[1])
     finally:
         watcher.close()
     assert len(asked) >= 20

@@ -16,9 +16,9 @@ from torch.distributed import TCPStore
 
 from elasticrun.checkpoint import store
 from elasticrun.checkpoint.draft import Checkpoint
-from elasticrun.checkpoint.manifest import MANIFEST_NAME
 from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.registry import Registry
+from elasticrun.checkpoint.storage.place import MANIFEST_NAME
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError
 from elasticrun.replicas.environment import Environment

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from elasticrun import AdaptiveDataLoader, State, request_checkpoint
-from elasticrun.checkpoint import listing
+from elasticrun.checkpoint import draft
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.storage.local import LocalStorage
 from tests.support.data import Numbers
@@ -16,14 +16,14 @@ from tests.support.held import WRITER, Held
 
 
 def list_paths(directory: Path) -> list[Path]:
-    numbers = listing.list_numbers(LocalStorage(directory))
-    return [directory / listing.checkpoint_name(number) for number in numbers]
+    numbers = draft.list_numbers(LocalStorage(directory))
+    return [directory / draft.checkpoint_name(number) for number in numbers]
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    number = listing.number_of(path.name)
+    number = draft.number_of(path.name)
     assert number is not None
-    return listing.read_checkpoint(LocalStorage(path.parent), number)
+    return draft.read_checkpoint(LocalStorage(path.parent), number)
 
 
 def committed(directory: Path) -> list[int]:

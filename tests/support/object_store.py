@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from elasticrun.checkpoint.manifest import MANIFEST_NAME
+from elasticrun.checkpoint.storage.place import MANIFEST_NAME
 from tests.support.places import Content
 from tests.support.sockets import kept_port
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from elasticrun.checkpoint.manifest import MANIFEST_NAME
+from elasticrun.checkpoint.storage.place import MANIFEST_NAME
 from elasticrun.testing import read_trace, samples_of_loop
 
 DEADLINE = 600.0

@@ -85,6 +85,15 @@ def test_no_import_goes_in_a_circle() -> None:
         pytest.fail(" <- ".join(circle))
 
 
+def test_no_chain_of_imports_is_longer_than_20() -> None:
+    chains: dict[str, list[str]] = {}
+    for module in TopologicalSorter(IMPORTS).static_order():
+        below = [chains[other] for other in IMPORTS.get(module, ())]
+        chains[module] = [module, *max(below, key=len, default=[])]
+    longest = max(chains.values(), key=len)
+    assert len(longest) <= 20, " -> ".join(longest)
+
+
 def test_one_folder_writes_files_and_one_reads_the_environment() -> None:
     def using(*texts: str) -> set[str]:
         return {

@@ -14,8 +14,8 @@ from elasticrun.errors import STOPPED
 from elasticrun.job.boundary import Boundary
 from elasticrun.job.job import Job
 from elasticrun.job.loop import LoopedLoader
+from elasticrun.replicas.agreement import STOP
 from elasticrun.replicas.environment import Environment
-from elasticrun.replicas.gate import STOP
 from elasticrun.saving.settings import Settings
 
 

@@ -11,13 +11,16 @@ import os
 import shutil
 import stat
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TextIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TextIO, TypeVar, cast
 
-from elasticrun.checkpoint.files.streams import ChecksumWriter, write_through
 from elasticrun.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 WRITE_SIZE = 16 << 20
 TEMPORARY_SUFFIX = ".tmp"
@@ -30,6 +33,13 @@ LARGEST_SMALL_FILE = 64 << 20  # A manifest lists some 600,000 files in as much.
 
 class DamagedFileError(CheckpointError):
     """A file's content is not what was written: it is missing, torn or changed."""
+
+
+class StoreUnreachableError(OSError):
+    """A store or a disk cannot be read: it is gone, refuses access, or has failed.
+
+    Neither damage nor absence, so nobody may go on without what could not be read.
+    """
 
 
 class FileRecord(NamedTuple):
@@ -161,6 +171,93 @@ def open_plain(path: str, flags: int) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+class ErrorKeepingWriter(io.BufferedIOBase):
+    """A write-only stream that keeps the error with which a write has failed.
+
+    It has no `fileno()`, which would let a writer bypass it, as the legacy format of
+    `torch.save` does.
+
+    Attributes:
+        error: What that has raised, whatever a writer has made of it.
+    """
+
+    def __init__(self, take: Callable[[memoryview], object]) -> None:
+        self._take = take
+        self.error: OSError | MemoryError | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        with memoryview(data) as view:
+            try:
+                self._take(view)
+            except (OSError, MemoryError) as error:
+                self.error = error
+                raise
+            return view.nbytes
+
+
+class ChecksumWriter(ErrorKeepingWriter):
+    """Also computes the size and the checksum of the bytes."""
+
+    def __init__(self, take: Callable[[memoryview], object]) -> None:
+        super().__init__(take)
+        self.size = 0
+        self.crc32 = 0
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        size = super().write(data)
+        self.size += size
+        self.crc32 = zlib.crc32(data, self.crc32)
+        return size
+
+
+_Writer = TypeVar("_Writer", bound=ErrorKeepingWriter)
+
+
+def write_through(writer: _Writer, write: Callable[[BinaryIO], object]) -> _Writer:
+    """Call `write` with a stream, and return that; raise what the stream has raised.
+
+    `torch.save` raises a RuntimeError of its own where a file could not be written,
+    which would be taken for a mistake of the program.
+    """
+    try:
+        write(cast(BinaryIO, writer))
+    except Exception as error:
+        if writer.error is None or writer.error is error:
+            raise
+        raise writer.error from error
+    return writer
+
+
+class Captured:
+    """One file's content in memory."""
+
+    def __init__(self, blocks: Sequence[memoryview]) -> None:
+        self.blocks = tuple(blocks)
+        self._crc32: Future[int] = Future()
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.blocks))
+
+    def compute_checksum(self) -> None:
+        """Compute the checksum; in a thread of its own if the files are large."""
+        try:
+            crc32 = 0
+            for block in self.blocks:
+                crc32 = zlib.crc32(block, crc32)
+        except BaseException as error:
+            self._crc32.set_exception(error)
+        else:
+            self._crc32.set_result(crc32)
+
+    def checksum(self) -> int:
+        """Return the checksum; waits for the thread that computes it."""
+        return self._crc32.result()
 
 
 def write_file(path: Path, write: Callable[[BinaryIO], object]) -> FileRecord:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 import mmap
 import threading
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from typing import BinaryIO
 
-from elasticrun.checkpoint.files.streams import ErrorKeepingWriter, write_through
+from elasticrun.checkpoint.files.durable import (
+    Captured,
+    ErrorKeepingWriter,
+    write_through,
+)
 
 CHUNK_SIZE = 64 << 20
 _PAGE_SIZE = 4096
@@ -29,33 +31,6 @@ _WIPE_ON_FORK = 18  # Linux's; a fork neither needs the memory nor slows writes 
 
 class NoMemoryLeftError(MemoryError):
     """There is not enough memory to capture everything."""
-
-
-class Captured:
-    """One file's content in memory."""
-
-    def __init__(self, blocks: Sequence[memoryview]) -> None:
-        self.blocks = tuple(blocks)
-        self._crc32: Future[int] = Future()
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.blocks))
-
-    def compute_checksum(self) -> None:
-        """Compute the checksum; in a thread of its own if the files are large."""
-        try:
-            crc32 = 0
-            for block in self.blocks:
-                crc32 = zlib.crc32(block, crc32)
-        except BaseException as error:
-            self._crc32.set_exception(error)
-        else:
-            self._crc32.set_result(crc32)
-
-    def checksum(self) -> int:
-        """Return the checksum; waits for the thread that computes it."""
-        return self._crc32.result()
 
 
 class Memory:
@@ -104,9 +79,7 @@ class Memory:
     def capture(self, write: Callable[[BinaryIO], object]) -> Captured:
         """Return what `write` puts into a stream.
 
-        Raises:
-            NoMemoryLeftError: It does not fit. `write` itself may have raised something
-                else because of that, as `torch.save` does.
+        What does not fit is a NoMemoryLeftError, whatever `write` has made of it.
         """
         self._end += -self._end % _PAGE_SIZE
         begin = self._end

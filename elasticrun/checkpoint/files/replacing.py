@@ -14,10 +14,11 @@ from typing import BinaryIO
 
 from elasticrun.checkpoint.files.durable import (
     TEMPORARY_SUFFIX,
+    ErrorKeepingWriter,
     fsync_directory,
     open_plain,
+    write_through,
 )
-from elasticrun.checkpoint.files.streams import ErrorKeepingWriter, write_through
 
 _LONGEST = 200  # Bytes of a name, so that the temporary one fits into 255.
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elasticrun.checkpoint.draft import Checkpoint
-from elasticrun.checkpoint.listing import (
+from elasticrun.checkpoint.draft import (
+    Checkpoint,
     checkpoint_name,
     is_own,
     is_uncommitted,
@@ -19,8 +19,7 @@ from elasticrun.checkpoint.listing import (
     number_of,
     read_checkpoint,
 )
-from elasticrun.checkpoint.storage.lock import OwnerProcess
-from elasticrun.checkpoint.storage.place import Place, parse_place
+from elasticrun.checkpoint.storage.place import OwnerProcess, Place, parse_place
 from elasticrun.checkpoint.storage.remote import storage_at
 from elasticrun.checkpoint.storage.storage import Storage
 from elasticrun.errors import CheckpointError

@@ -10,8 +10,8 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from elasticrun.checkpoint.draft import Checkpoint
-from elasticrun.checkpoint.files.durable import DamagedFileError
+from elasticrun.checkpoint.draft import Checkpoint, is_uncommitted
+from elasticrun.checkpoint.files.durable import DamagedFileError, StoreUnreachableError
 from elasticrun.checkpoint.inspection.entries import (
     BAD,
     DamagedCheckpointError,
@@ -20,9 +20,8 @@ from elasticrun.checkpoint.inspection.entries import (
     find_entries,
     owner_of,
 )
-from elasticrun.checkpoint.listing import is_uncommitted
 from elasticrun.checkpoint.position import Position
-from elasticrun.checkpoint.storage.storage import Storage, StoreUnreachableError
+from elasticrun.checkpoint.storage.storage import Storage
 from elasticrun.errors import CheckpointError
 
 _HEAD = ("number", "time", "generation", "replicas", "size", "position", "condition")

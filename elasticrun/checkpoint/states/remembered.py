@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import enum
-import marshal
 import pathlib
 import sys
 import types
@@ -24,6 +23,7 @@ import numpy as np
 import torch
 
 from elasticrun.checkpoint.states.module_memory import first_of
+from elasticrun.checkpoint.states.noted import exact
 from elasticrun.checkpoint.states.numpy_scalars import decode_scalar, encode_scalar
 from elasticrun.checkpoint.states.stateful import local_shard
 from elasticrun.checkpoint.states.values import SHARDED_KINDS
@@ -109,11 +109,6 @@ def form_of(values: Any) -> Any:
     content = _remember(values, 0, tensors)
     _fetch(tensors)
     return _form(content)
-
-
-def exact(form: Any) -> bytes:
-    """Return bytes that two forms have in common only if all values and types are."""
-    return marshal.dumps(form, 2)  # Later versions tell which objects are the same.
 
 
 def without(form: Any, before: Any, after: Any) -> Any:

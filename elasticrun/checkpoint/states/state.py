@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, BinaryIO
 
-from elasticrun.checkpoint.manifest import MANIFEST_NAME
+from elasticrun.checkpoint.storage.place import MANIFEST_NAME
 from elasticrun.errors import ElasticRunError, StateNameError
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")

@@ -19,8 +19,9 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from elasticrun.checkpoint.storage.lock import OwnerProcess, in_use_error
+from elasticrun.checkpoint.storage.lock import in_use_error
 from elasticrun.checkpoint.storage.objects import Objects
+from elasticrun.checkpoint.storage.place import OwnerProcess
 from elasticrun.errors import CheckpointError, CheckpointWarning, warn_at_program
 from elasticrun.logger import Logger
 

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from elasticrun.checkpoint.files import durable
-from elasticrun.checkpoint.files.durable import FileRecord
-from elasticrun.checkpoint.files.memory import Captured
-from elasticrun.checkpoint.manifest import DRAFT_NAME, MANIFEST_NAME
-from elasticrun.checkpoint.storage.lock import DirectoryLock, OwnerProcess, find_owner
+from elasticrun.checkpoint.files.durable import (
+    Captured,
+    FileRecord,
+    StoreUnreachableError,
+)
+from elasticrun.checkpoint.storage.lock import DirectoryLock, find_owner
+from elasticrun.checkpoint.storage.place import DRAFT_NAME, MANIFEST_NAME, OwnerProcess
 from elasticrun.checkpoint.storage.storage import (
     Storage,
-    StoreUnreachableError,
     not_ours_error,
 )
 

@@ -8,45 +8,20 @@ import io
 import json
 import os
 import pwd
-import socket
 import stat
 import struct
 import time
 import weakref
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from elasticrun.checkpoint.files import durable
 from elasticrun.checkpoint.files.durable import identity_of, open_plain
-from elasticrun.checkpoint.storage.place import Place
+from elasticrun.checkpoint.storage.place import OwnerProcess, Place
 from elasticrun.errors import CheckpointError, CheckpointWarning, warn_at_program
 
 POLL_INTERVAL = 0.05
 _LARGEST_LOCK = 4096  # Bytes; one that is larger is not elasticrun's.
-
-
-@dataclass(frozen=True)
-class OwnerProcess:
-    """The process that holds a lock."""
-
-    host: str
-    pid: int
-    process_started: float
-    since: str
-
-    @staticmethod
-    def this_process() -> OwnerProcess:
-        import psutil  # Not before it is needed: the command line starts without.
-
-        return OwnerProcess(
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            process_started=psutil.Process().create_time(),
-            since=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
-        )
-
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}, since {self.since}"
 
 
 # This process's locks, which a fork would inherit.

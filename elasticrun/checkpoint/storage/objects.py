@@ -13,10 +13,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
-from elasticrun.checkpoint.files.durable import BLOCK_SIZE
-from elasticrun.checkpoint.files.streams import ChecksumWriter, write_through
+from elasticrun.checkpoint.files.durable import (
+    BLOCK_SIZE,
+    ChecksumWriter,
+    StoreUnreachableError,
+    write_through,
+)
 from elasticrun.checkpoint.storage.place import RemotePath
-from elasticrun.checkpoint.storage.storage import StoreUnreachableError
 from elasticrun.errors import CheckpointError
 
 

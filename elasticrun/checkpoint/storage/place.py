@@ -1,12 +1,16 @@
-"""Where checkpoints are kept: a directory's path, or the URL of an object store."""
+"""Where checkpoints are kept, a path or an object store's URL, and who uses it."""
 
 from __future__ import annotations
 
 import os
 import re
+import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+MANIFEST_NAME = "manifest.json"
+DRAFT_NAME = "manifest.json.draft"  # In its place while a folder is no checkpoint.
 _SHORTENED = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:/[^/]")
 _LOCAL = ("file", "local")
 
@@ -40,6 +44,30 @@ class RemotePath(os.PathLike[str]):
 
 
 Place = Path | RemotePath
+
+
+@dataclass(frozen=True)
+class OwnerProcess:
+    """The process that holds a lock."""
+
+    host: str
+    pid: int
+    process_started: float
+    since: str
+
+    @staticmethod
+    def this_process() -> OwnerProcess:
+        import psutil  # Not before it is needed: the command line starts without.
+
+        return OwnerProcess(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            process_started=psutil.Process().create_time(),
+            since=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+        )
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}, since {self.since}"
 
 
 def parse_place(path: str | os.PathLike[str]) -> Place:

@@ -13,11 +13,11 @@ from typing import BinaryIO, cast
 
 from elasticrun.checkpoint.files.durable import (
     FileRecord,
+    StoreUnreachableError,
     check_small,
     compare,
     missing_error,
 )
-from elasticrun.checkpoint.manifest import DRAFT_NAME, MANIFEST_NAME
 from elasticrun.checkpoint.storage.claim import (
     OF_CHECKPOINTS,
     ClaimTiming,
@@ -25,12 +25,16 @@ from elasticrun.checkpoint.storage.claim import (
     find_claimant,
 )
 from elasticrun.checkpoint.storage.local import LocalStorage
-from elasticrun.checkpoint.storage.lock import OwnerProcess
 from elasticrun.checkpoint.storage.objects import Objects, open_objects
-from elasticrun.checkpoint.storage.place import RemotePath, parse_place
+from elasticrun.checkpoint.storage.place import (
+    DRAFT_NAME,
+    MANIFEST_NAME,
+    OwnerProcess,
+    RemotePath,
+    parse_place,
+)
 from elasticrun.checkpoint.storage.storage import (
     Storage,
-    StoreUnreachableError,
     not_ours_error,
 )
 from elasticrun.errors import CheckpointError

@@ -12,17 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import BinaryIO
 
-from elasticrun.checkpoint.files.durable import FileRecord
-from elasticrun.checkpoint.files.memory import Captured
-from elasticrun.checkpoint.storage.lock import OwnerProcess
-from elasticrun.checkpoint.storage.place import Place
-
-
-class StoreUnreachableError(OSError):
-    """A store or a disk cannot be read: it is gone, refuses access, or has failed.
-
-    Neither damage nor absence, so nobody may go on without what could not be read.
-    """
+from elasticrun.checkpoint.files.durable import Captured, FileRecord
+from elasticrun.checkpoint.storage.place import OwnerProcess, Place
 
 
 class Storage(ABC):

@@ -11,8 +11,8 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from operator import itemgetter
-from typing import Protocol
+from operator import index, itemgetter
+from typing import Any, Protocol
 
 MAX_INDEX = 2**61  # Of a loop without end; what is derived from it fits 64 bits.
 MAX_LISTS = 2**29  # Batches of such a loop that are lists: places fit 62 bits.
@@ -21,6 +21,14 @@ MAX_LISTS = 2**29  # Batches of such a loop that are lists: places fit 62 bits.
 # samples and the size from it on, in their order; the first one begins at 0. Batches of
 # one size have one pair.
 SizePlan = tuple[tuple[int, int], ...]
+
+
+def check_size(name: str, value: Any) -> int:
+    """Return a whole number from 1 up, or refuse what is none."""
+    is_whole = not isinstance(value, bool) and hasattr(value, "__index__")
+    if not is_whole or index(value) < 1:
+        raise ValueError(f"{name}={value!r} must be a whole number from 1 up.")
+    return index(value)
 
 
 class Batches(Protocol):

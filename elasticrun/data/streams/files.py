@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from elasticrun.data.arguments import check_size
+from elasticrun.data.order.batches import check_size
 from elasticrun.data.streams.index import STRIDE, Scan
 from elasticrun.data.streams.streams import Chained, Paths, Streams, paths_of
 from elasticrun.errors import ElasticRunError

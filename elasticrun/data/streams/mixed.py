@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
 from elasticrun.checkpoint.seeding import derive_seed
-from elasticrun.data.arguments import check_size
-from elasticrun.data.order.batches import MAX_INDEX
+from elasticrun.data.order.batches import MAX_INDEX, check_size
 from elasticrun.data.order.lanes import LanesAsSampler
 from elasticrun.data.order.loop_orders import Passes
 from elasticrun.data.order.permutation import Permutation

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from elasticrun.data.arguments import check_size
+from elasticrun.data.order.batches import check_size
 from elasticrun.data.streams.index import STRIDE, Scan
 from elasticrun.data.streams.iterables import streams_of
 from elasticrun.data.streams.streams import Streams, name_of, text_of

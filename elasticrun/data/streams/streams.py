@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from elasticrun.checkpoint.states.generators import program_generators_kept
 from elasticrun.checkpoint.storage.place import parse_place
-from elasticrun.data.arguments import check_size
+from elasticrun.data.order.batches import check_size
 from elasticrun.data.order.lanes import DealtLanes, Lanes
 from elasticrun.data.streams.index import STRIDE, Scan, scan_all
 from elasticrun.data.streams.stream_reader import StreamReader

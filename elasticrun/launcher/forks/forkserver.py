@@ -20,10 +20,10 @@ import weakref
 
 from elasticrun.errors import counted
 from elasticrun.launcher import processes
+from elasticrun.launcher.forks.waiting import MAX_MESSAGE
 from elasticrun.launcher.replica import main as replica
 from elasticrun.replicas.signals import unblock_stop_signals
 
-MAX_MESSAGE = 1 << 16
 _MOST_DESCRIPTORS = 5  # Of a replica: control, stdout, stderr, and two listeners.
 
 _TORCH = (

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 
 from elasticrun.launcher import environment, interpreter
 from elasticrun.launcher.event_loop import EventLoop, Timer
-from elasticrun.launcher.forks.forkserver import MAX_MESSAGE
-from elasticrun.launcher.forks.waiting import WaitingReplica, discard_all
+from elasticrun.launcher.forks.waiting import MAX_MESSAGE, WaitingReplica, discard_all
 from elasticrun.replicas.wire import Channel
 
 _MAX_ATTEMPTS = 3

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from elasticrun.launcher import processes
 from elasticrun.replicas.wire import Channel, Message
 
+MAX_MESSAGE = 1 << 16  # Bytes between the launcher and the forkserver.
+
 
 @dataclass
 class WaitingReplica:

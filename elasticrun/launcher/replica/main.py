@@ -1,4 +1,12 @@
-"""One replica, from the moment it is forked: it waits, runs the script, and ends."""
+"""One replica, from the moment it is forked to the end of its process.
+
+1. It waits for its order.
+2. It becomes the program's process: variables, arguments, threads, its rank in `ps`.
+3. If it is a successor, it pauses where the program needs the job (hold.py), until its
+   generation begins.
+4. It runs the program, reports what that raises, and calls what is to be called then.
+5. It finalizes what the program has left, tells the launcher, and exits.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +72,8 @@ def begin() -> None:
 
 
 def main(control: int, listeners: list[int]) -> None:
-    """Wait for the order to start, run the program, and end the process."""
+    """Do what the head of this module says; the process ends with it."""
+    # 1. Wait for the order; a fork that cannot use GPUs waits as a new interpreter.
     for descriptor in (control, *listeners):
         os.set_inheritable(descriptor, False)
     channel = Channel(socket.socket(fileno=control))
@@ -74,39 +83,45 @@ def main(control: int, listeners: list[int]) -> None:
     order = channel.receive_one()
     if order is None:  # The launcher has hung up: this replica is not needed.
         os._exit(0)
+
+    # 2. Become the program's process. Modules that come from here on are its own.
     _prepare_process(order)
     stores = [] if order["is_rehearsed"] else [_serve_store(order, listeners)]
     last = next(reversed(sys.modules))
     imports = ProgramImports(order, after=last)
 
-    def on_begun(begun: Message) -> None:  # In the reporter's thread.
-        hold.end(lambda: take_up(begun))
-
-    def take_up(begun: Message) -> None:
-        _take_up(order, begun)
-        stores.append(_serve_store(order, listeners))
-
+    # 3. A successor pauses where it needs the job, and says so, until its generation
+    # begins; only then its rank is known, and whether it serves the store.
     def on_waiting() -> None:
         if order["runs_ahead"] and not order["unknown"]:
             import_what_optimizers_need(order)
         channel.send({"type": "waiting"})
 
+    def on_begun(begun: Message) -> None:  # In the reporter's thread.
+        def take_up() -> None:
+            _take_up(order, begun)
+            stores.append(_serve_store(order, listeners))
+
+        hold.end(take_up)
+
     hold = Hold(on_waiting)
     if order["is_rehearsed"]:
         hold.begin(order["unknown"])
-    reporter = Reporter(
-        channel,
-        imports=imports.describe,
-        on_begun=on_begun,
-    )
+    reporter = Reporter(channel, imports=imports.describe, on_begun=on_begun)
     reporter.start()
+
+    # 4. Run the program, then what Python would at its end.
     code = _run(lambda: _program(order, hold), channel, reporter, hold)
     take_no_more_stop_signals()
     code = _end_threads(code)
     reporter.end()
     end = to_line(last_words())
-    files = open_files()  # In a cycle, what one writes to would be finalized before it.
-    _release([*modules_of_program(after=last)])  # What it has replaced fails from here.
+
+    # 5. Leave, in this order: files are flushed before what they write to may be
+    # finalized in a cycle with them; what the program has replaced fails once its
+    # modules are gone; others may need the store until here.
+    files = open_files()
+    _release([*modules_of_program(after=last)])
     close_files(files)
     files.clear()
     stores.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from elasticrun.launcher import processes
 from elasticrun.launcher.event_loop import EventLoop, Timer
@@ -177,29 +178,28 @@ class Watchdog:
         self._say(f"{why}: printing the stacks, then ending the replicas")
         generation.dump_stacks()
         deadline = time.monotonic() + _MOST_STACKS_SECONDS
+        self._await_stacks(generation, culprit, deadline=deadline)
 
-        def kill() -> None:
-            others = [each for each in generation.running if each is not culprit]
-            if culprit is not None and others and generation.may_rescue:
-                self._set_timer(self._grace, generation.kill)
-                processes.kill_groups([culprit.pid])
-            else:
-                generation.kill()
+    def _await_stacks(
+        self, generation: Generation, culprit: Member | None, *, deadline: float
+    ) -> None:
+        """Kill when the stacks are there; until then look again, up to the deadline."""
+        if not generation.has_dumped and time.monotonic() <= deadline:
+            look = partial(self._await_stacks, generation, culprit, deadline=deadline)
+            self._set_timer(_LOOK_SECONDS, look)
+            return
+        # What follows the first line comes with it, or in a moment; on other nodes the
+        # replicas must first hear of it, and lose none until then.
+        seconds = _STACKS_END_SECONDS if self._is_alone else _STACKS_ELSEWHERE_SECONDS
+        self._set_timer(seconds, partial(self._kill, generation, culprit))
 
-        def look() -> None:
-            if generation.has_dumped or time.monotonic() > deadline:
-                # What follows the first line comes with it, or in a moment; on other
-                # nodes the replicas must first hear of it, and lose none until then.
-                self._set_timer(
-                    _STACKS_END_SECONDS
-                    if self._is_alone
-                    else _STACKS_ELSEWHERE_SECONDS,
-                    kill,
-                )
-            else:
-                self._set_timer(_LOOK_SECONDS, look)
-
-        look()
+    def _kill(self, generation: Generation, culprit: Member | None) -> None:
+        has_others = any(each is not culprit for each in generation.running)
+        if culprit is not None and has_others and generation.may_rescue:
+            self._set_timer(self._grace, generation.kill)
+            processes.kill_groups([culprit.pid])
+        else:
+            generation.kill()
 
     def _tick(self, generation: Generation) -> None:
         if generation is not self._generation or generation.is_killed:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from elasticrun.checkpoint.manifest import DRAFT_NAME
+from elasticrun.checkpoint.storage.place import DRAFT_NAME
 from elasticrun.checkpoint.store import CheckpointStore
 from tests.checkpoint.inspection.running import run, save_some
 from tests.crash import test_remote_crashes as failures

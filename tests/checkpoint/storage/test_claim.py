@@ -22,9 +22,8 @@ from elasticrun.checkpoint.storage.claim import (
     find_claimant,
     this_machine,
 )
-from elasticrun.checkpoint.storage.lock import OwnerProcess
 from elasticrun.checkpoint.storage.objects import Objects, open_objects
-from elasticrun.checkpoint.storage.place import RemotePath, parse_place
+from elasticrun.checkpoint.storage.place import OwnerProcess, RemotePath, parse_place
 from elasticrun.errors import CheckpointError, CheckpointWarning
 from tests.support.places import make_place
 from tests.support.stage import wait_until
