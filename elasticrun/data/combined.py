@@ -14,11 +14,10 @@ from elasticrun.data.arguments import (
     refuse_virtual,
 )
 from elasticrun.data.loader import AdaptiveDataLoader
-from elasticrun.data.loop import RunningLoop, trace_batch
-from elasticrun.data.looped import Looped
+from elasticrun.data.looped import Looped, trace_batch
 from elasticrun.data.order.batches import MAX_LISTS, SizedBatches
 from elasticrun.data.order.joint_steps import JointSteps, Participant
-from elasticrun.data.order.plan import Order
+from elasticrun.data.order.plan import Order, RunningLoop
 from elasticrun.data.streams.uncounted import need_lengths
 from elasticrun.errors import ElasticRunError, LoopOrderError, counted
 from elasticrun.job.current import current_job

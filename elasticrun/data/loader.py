@@ -24,14 +24,20 @@ from elasticrun.data.arguments import (
     refuse_virtual,
 )
 from elasticrun.data.autoscale import Autoscaler
-from elasticrun.data.loop import NO_BATCH, RunningLoop, delivered, trace_batch
-from elasticrun.data.looped import Looped
+from elasticrun.data.looped import Looped, trace_batch
 from elasticrun.data.order.batches import SizedBatches, SizePlan
 from elasticrun.data.order.lanes import LanesAsSampler
 from elasticrun.data.order.loop_orders import ListedOrder, Passes, SampleOrder
 from elasticrun.data.order.maps import NoBatchSampler, as_map, check_sampler
 from elasticrun.data.order.partition import Shares
-from elasticrun.data.order.plan import LoopPlan, Order, Seeding
+from elasticrun.data.order.plan import (
+    NO_BATCH,
+    LoopPlan,
+    Order,
+    RunningLoop,
+    Seeding,
+    delivered,
+)
 from elasticrun.data.order.shares import (
     Cuts,
     CutsForNoise,
@@ -500,11 +506,6 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         if self.persistent_workers:
             self._persistent, self._copied = reader, now
         return reader
-
-    def _stop(self) -> None:
-        loop = self.running_loop
-        loop.end_reading()
-        loop.end_reading = RunningLoop().end_reading  # Models know the loop for longer.
 
     def _trace(self, trace: Trace) -> None:
         trace_batch(trace, self.running_loop, self.dataset, batch=self.batch_index)

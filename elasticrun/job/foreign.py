@@ -159,7 +159,7 @@ class ForeignLoop:
         loop, job = self._running("pass_boundary"), self._job
         if job.loader is not loop:
             raise job.loops.overlap_error(loop)
-        job.progress.advance(num_steps)
+        job.progress.index += num_steps
         loop.begin_step(job.progress.index)
         job.boundary.reach()
 

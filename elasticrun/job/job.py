@@ -77,6 +77,8 @@ class Job:
         num_forward_passes: For training, through a DDP, of those that have ended.
         num_steps: How often a registered optimizer has begun a step.
         deferred_error: What could not be raised where it happened.
+        ends_of_batch: What follows each global batch of the outermost loop, before its
+            boundary, where there are several replicas or virtual ones.
         in_step: Counts what all replicas do, and finds one that leaves some of it out.
         cuts_for_noise: Returns, when a loop begins, whether batches of which the noise
             of gradients is measured have to be cut in two.
@@ -107,6 +109,7 @@ class Job:
         self.is_closed = False
         self.num_loaders = 0
         self.num_forward_passes = self.num_steps = 0
+        self.ends_of_batch: list[Callable[[LoopedLoader], None]] = []
         self.cuts_for_noise: Callable[[], bool] = lambda: False
         self.deferred_error = DeferredError()
         self._restores_at_loop = False  # Whether states come back when it goes on.
@@ -138,6 +141,7 @@ class Job:
         self.register(self._generators)
         if self.virtual is not None:
             self.register(self.virtual)
+            self.ends_of_batch.append(self.virtual.end_batch)
         if self.has_resumed:
             self._has_anchors = True
             self.register(self._replayed.anchors)
@@ -145,6 +149,8 @@ class Job:
         self.trace = self._open_trace()
         self._gate = Gate()
         self.in_step = InStep(self._gate)
+        if self.world_size > 1:
+            self.ends_of_batch.append(self.in_step.finish_batch)
         self._watcher = self.in_step.watcher = self._make_watcher()
         self.boundary = self.make_boundary(
             gate=self._gate,

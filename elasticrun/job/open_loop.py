@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from elasticrun.errors import LoopOrderError
 from elasticrun.job.cursor import Cursor
 from elasticrun.job.job import Job
 from elasticrun.job.leaving import is_left_by_break
-from elasticrun.job.loop import NOTHING, LoopedLoader
+from elasticrun.job.loop import NOTHING, LoopedLoader, Part
 
 # How a loop ends: by itself, by `break`, by an exception in its body, or by one in what
 # delivers it.
@@ -37,10 +37,18 @@ class LoopStart(NamedTuple):
     offset: int | None
 
 
+class Stopwatch(Protocol):
+    """Times the steps of a loop."""
+
+    def end_step(self, part: Part) -> None:
+        """Note that the body has done with a global batch, whose last part this is."""
+
+
 class OpenLoop:
     """A loop that has begun and not ended, over a loader or of steps.
 
     Args:
+        job: The job that the loop is a part of.
         loader: What is looped over.
         start: Where the loop begins.
         cursor: Remembers how far it comes, if the next one goes on from there.
@@ -48,9 +56,9 @@ class OpenLoop:
             loader's current one, and then yields what is delivered for it. That is
             `NOTHING` for a global batch of which all samples are other replicas'.
         stop: Ends what reads, and is told how the loop ends.
+        times: How long its steps take, if that is to be known.
 
     Attributes:
-        job: The job that the loop is a part of.
         index: Of the next global batch; counted also where it is no part of a position.
     """
 
@@ -63,80 +71,51 @@ class OpenLoop:
         cursor: Cursor | None = None,
         read: Callable[[], Iterator[Any]],
         stop: Callable[[LoopEnd], None] | None = None,
+        times: Stopwatch | None = None,
     ) -> None:
         self.job = job
-        self._loader = loader
-        self._start = start
+        self.loader = loader
+        self.is_inside = bool(start.inside)
+        self.times = times
+        self._offset = start.offset or 0
         self._cursor = cursor
         self.read = read
         self._stop = stop
         self.index = start.at
 
-    def finish_iteration(self) -> None:
-        """Count what the body was given; after a whole global batch is a boundary.
-
-        A loop in the body of another one has none: it belongs to the batch around it.
-
-        Raises:
-            LoopOrderError: A loop that began in the body is open.
-            ElasticRunError: Another replica has trained on what was left out here.
-            JobStopped: The job stops here.
-        """
-        job = self.job
-        if job.loader is not self._loader:
-            raise job.loops.overlap_error(self._loader)
-        part = self._loader.running_loop.current.part
-        if not part.is_step:
-            return
-        self.index += part.advance
-        if job.virtual is not None:
-            job.virtual.end_batch()
-        if not self._start.inside:
-            job.progress.advance(part.advance)
-            job.in_step.finish_batch(self._loader)
-            job.boundary.reach()
-
-    def leave_iteration(self, *, is_break: bool) -> None:
-        """Take the batch in whose body the loop is left for delivered."""
-        part = self._loader.running_loop.current.part
-        self.index += part.advance
-        if is_break and part.is_step and self.job.virtual is not None:
-            self.job.virtual.end_batch()
-
     def end(self, ending: LoopEnd) -> None:
         """Leave the loop."""
-        part = self._loader.running_loop.current.part
+        job, part = self.job, self.loader.running_loop.current.part
+        if ending in ("break", "exception"):  # The batch in its body was delivered.
+            self.index += part.advance
+        if ending == "break" and part.is_step and job.virtual is not None:
+            job.virtual.end_batch(self.loader)
         try:
             if self._stop is not None:
                 self._stop(ending)
         finally:
             if self._cursor is not None:
-                end = (self._start.offset or 0) + self.index
+                end = self._offset + self.index
                 self._cursor.leave(end, is_complete=ending == "over")
-            if self._start.inside:
-                self.job.end_inside(self._loader)
+            if self.is_inside:
+                job.end_inside(self.loader)
             else:
-                self.job.end_loop(is_finished=ending in ("over", "break"))
-        virtual = self.job.virtual
-        if virtual is not None and ending == "break" and not part.is_step:
-            with self.job.deferred_error.keeping():  # Python would swallow it here.
+                job.end_loop(is_finished=ending in ("over", "break"))
+        if ending == "break" and not part.is_step and job.virtual is not None:
+            with job.deferred_error.keeping():  # Python would swallow it here.
                 raise LoopOrderError(
-                    f"a loop over `{self._loader.name}` was left by `break` in share "
+                    f"a loop over `{self.loader.name}` was left by `break` in share "
                     f"{part.share} of a global batch, of which "
-                    f"virtual_replicas={virtual.number} are trained one after the "
+                    f"virtual_replicas={job.virtual.number} are trained one after the "
                     "other. At another number of replicas more or fewer of them would "
                     "have been. Leave it in the batch's last one: `if train.is_step: "
                     "break`."
                 )
-
-    def save_behind(self) -> None:
-        """Write a checkpoint behind a loop that may be the program's last one.
-
-        Such a loop stands outside of epochs, and others go on where it has ended.
-        """
-        is_outside = not (self._start.inside or self.job.is_in_epoch)
-        if self._cursor is not None and is_outside:
-            self.job.boundary.finish_epochs()
+        # The last loop of a program may be one over steps, or over endless passes,
+        # outside of epochs. No end of an epoch saves behind it.
+        is_outside = not (self.is_inside or job.is_in_epoch)
+        if ending == "over" and self._cursor is not None and is_outside:
+            job.boundary.finish_epochs()
 
 
 def iterate(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
@@ -145,23 +124,52 @@ def iterate(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
     Args:
         begin: Begins the loop, which the program asks for in a frame; or returns None
             if it is to be skipped.
+
+    Raises:
+        LoopOrderError: A loop that began in the body is open.
+        ElasticRunError: Another replica has trained on what was left out here.
+        JobStopped: The job stops here.
     """
     loop = begin(sys._getframe(1))
     if loop is None:
         return
+    job, loader, times = loop.job, loop.loader, loop.times
     ending: LoopEnd = "failed"  # Unless something else is found out.
     batches: Iterator[Any] = iter(())
     try:
+        # A loader may draw when it starts to read. So the program's generators come
+        # back behind that, if a replay ends here.
         batches = loop.read()
-        loop.job.continue_loop()
+        job.continue_loop()
+        running = loader.running_loop
         for batch in batches:
+            # All samples of a global batch may be other replicas'. It has its boundary
+            # here, too, since all have to count the same ones.
             if batch is not NOTHING:
                 yield batch
-            loop.finish_iteration()
+            if job.loader is not loader:
+                raise job.loops.overlap_error(loader)
+
+            # The body has done with this micro-batch. Only after the last one of a
+            # global batch is there anything to count.
+            part = running.current.part
+            if not part.is_step:
+                continue
+            loop.index += part.advance
+            if loop.is_inside:  # It belongs to the batch around it: no boundary.
+                continue
+
+            # The boundary. The position moves first: what is saved here goes on behind
+            # this batch. Most jobs have nothing else to do before it.
+            job.progress.index += part.advance
+            for finish_batch in job.ends_of_batch:
+                finish_batch(loader)
+            job.boundary.reach()
+            if times is not None:
+                times.end_step(part)
         ending = "over"
     except GeneratorExit:
         is_break = is_left_by_break(sys._getframe().f_back)
-        loop.leave_iteration(is_break=is_break)
         ending = "break" if is_break else "exception"
         raise
     finally:
@@ -169,4 +177,3 @@ def iterate(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
         # collector takes 5 s to end each of them.
         del batches
         loop.end(ending)
-    loop.save_behind()

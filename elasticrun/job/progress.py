@@ -15,7 +15,8 @@ class Progress:
     restart), continued, or new; `position` is what a checkpoint has to hold.
 
     Attributes:
-        index: That of the running loop.
+        index: That of the running loop, which moves it on after each global batch or
+            step.
         has_arrived: Whether a replay has come, between two loops, to where the
             checkpoint was written, though not to what the program does next.
         num_epochs: Where the last epoch loop is to end, or None.
@@ -244,10 +245,6 @@ class Progress:
         self._set_index(index)
         self._is_in_loop = True
         self._resume = None
-
-    def advance(self, num_samples: int) -> None:
-        """Count the samples of one global batch as consumed, or a step."""
-        self.index += num_samples
 
     def end_loop(self, *, is_finished: bool) -> None:
         """Leave the loop; unfinished when an exception went through it."""

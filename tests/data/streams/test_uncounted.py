@@ -25,10 +25,9 @@ from elasticrun import (
     remaining_epochs_until,
     request_stop,
 )
-from elasticrun.data.loop import RunningLoop
 from elasticrun.data.order.batches import MAX_INDEX, SizedBatches
 from elasticrun.data.order.partition import Shares
-from elasticrun.data.order.plan import LoopPlan, Seeding
+from elasticrun.data.order.plan import LoopPlan, RunningLoop, Seeding
 from elasticrun.data.order.shares import LaneShares
 from elasticrun.data.streams.settling import Settling, settled
 from elasticrun.data.workers.reading import DRY
