@@ -52,6 +52,7 @@ from elasticrun.data.streams.streams import InLanes, lanes_of
 from elasticrun.data.streams.uncounted import Uncounted, need_lengths, with_lanes
 from elasticrun.data.workers.changes import Seen, changed, seen
 from elasticrun.data.workers.device import is_read_ahead, moved, on_device
+from elasticrun.data.workers.lanes import reader_of_lanes
 from elasticrun.data.workers.reader import BatchReader, reader_of
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import current_job
@@ -495,14 +496,18 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
                 )
             self._has_told_of_change = True
             self._persistent = None  # Which ends them.
-        reader = reader_of(
-            self,
-            each_sample=self.seed_each == "sample",
-            is_ahead=self._is_ahead,
-            has_lanes=self._lanes is not None,
-            is_shuffled=self.shuffle,
-            has_virtual=self.shares.num_virtual is not None,
-        )
+        # What is read before the program asks for it must not draw on the program's own
+        # generators: they would be ahead in the checkpoint of the batch before.
+        has_virtual = self.shares.num_virtual is not None
+        is_seeded = self.seed_each == "sample" or self._is_ahead or has_virtual
+        if self._lanes is None:
+            reader = reader_of(
+                self, self.dataset, is_seeded=is_seeded, has_virtual=has_virtual
+            )
+        else:
+            reader = reader_of_lanes(
+                self, is_shuffled=self.shuffle, is_seeded=is_seeded
+            )
         if self.persistent_workers:
             self._persistent, self._copied = reader, now
         return reader
