@@ -30,9 +30,15 @@ from elasticrun.errors import CheckpointError, LoopOrderError
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import whole_number
 from elasticrun.job.job import Job
-from elasticrun.job.leaving import is_called_by_for_loop, line_of
 from elasticrun.job.loop import NOTHING
-from elasticrun.job.open_loop import LoopEnd, LoopStart, OpenLoop, iterate
+from elasticrun.job.open_loop import (
+    LoopEnd,
+    LoopStart,
+    OpenLoop,
+    is_called_by_for_loop,
+    iterate,
+    line_of,
+)
 from elasticrun.job.trace import Trace
 from elasticrun.job.virtual import VirtualReplicas
 
@@ -361,8 +367,6 @@ class Looped(ABC):
         else:
             autoscaler.begin_loop(start)
             batches = self._autoscaled(loop)
-        if self._state.times is not None:
-            self._state.times.begin_loop()
         # What few jobs ask for lies around the batches.
         if job.virtual is not None:
             batches = _by_share(job.virtual, loop, batches)

@@ -11,6 +11,7 @@ from elasticrun.adaptive.step_time import TimedSteps
 from elasticrun.checkpoint.states.expected import STEP_TIMES, check_values
 from elasticrun.job.job import Job
 from elasticrun.job.loop import Part
+from elasticrun.job.open_loop import LoopStart
 
 _FEWEST_TIMES = 10  # Of steps of one kind, so that their median is one of all.
 _MOST_TIMES = 64
@@ -41,21 +42,20 @@ class StepTimes:
         self._known: dict[Kind, float] = {}  # From earlier generations.
         # When the last body ended, how many steps there were, and how it was cut.
         self._ended, self._num_steps = 0.0, 0
-        self._like: tuple[int, int] | None = None
+        self._like: tuple[LoopStart, int, int] | None = None
 
-    def begin_loop(self) -> None:
-        """Begin to time: the first step has none before it to be timed from."""
-        self._like = None
-
-    def end_step(self, part: Part) -> None:
+    def end_step(self, start: LoopStart, part: Part) -> None:
         """Note how long a step took, of whose global batch this is the last part.
 
         From the end of the body before to the end of its own. Timed is what is trained
-        with, and is cut like the batch before it. So neither a shorter last one is, nor
-        one that is cut in two to measure its noise.
+        with, and is cut like the batch before it in the loop. So neither a shorter last
+        one is, nor one that is cut in two to measure its noise.
+
+        Args:
+            start: Of the loop.
         """
         now, num_steps = perf_counter(), self._job.num_steps
-        size, num_micro = like = part.global_batch_size, part.micro + 1
+        _, size, num_micro = like = start, part.global_batch_size, part.micro + 1
         if like == self._like and num_steps != self._num_steps:
             replicas = self._num_replicas
             local = -(-size // replicas) / num_micro

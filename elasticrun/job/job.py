@@ -19,8 +19,7 @@ from elasticrun.job.gpu_work import GpuWork
 from elasticrun.job.history import History
 from elasticrun.job.in_step import InStep
 from elasticrun.job.loop import LoopedLoader
-from elasticrun.job.nesting import OpenLoops
-from elasticrun.job.progress import Progress
+from elasticrun.job.progress import OpenLoops, Progress
 from elasticrun.job.replay import ReplayedStates
 from elasticrun.job.rescue import Rescue
 from elasticrun.job.trace import Trace
@@ -399,8 +398,10 @@ class Job:
         Returns:
             Where it starts, or None if it is to be skipped.
         """
-        self.boundary.check_not_stopped()
-        self._generators.begin()
+        if self.boundary.exit_code is not None:
+            self.boundary.check_not_stopped()
+        if not self.progress.num_begun_loops:
+            self._generators.begin()
         was_replaying = self.progress.is_replaying
         position = self.progress.begin_loop(loader.name, start=start)
         if position is None:
@@ -516,9 +517,9 @@ class Job:
 
     def _reach_anchor(self, *, is_first: bool = False) -> None:
         """Note what the program sees from here on; if it is replayed, show it that."""
-        place = self.progress.place
         if self._saver is None:
             return
+        place = self.progress.place
         if not self._has_anchors:  # A program without loops has none.
             self._has_anchors = True
             self.states.add(self._replayed.anchors)

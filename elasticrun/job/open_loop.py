@@ -1,7 +1,18 @@
-"""Runs any loop: delivers its batches, counts them, and stops at boundaries."""
+"""Runs any loop: delivers its batches, counts them, and stops at boundaries.
+
+The loop is a generator, and Python closes it with GeneratorExit when the `for` around
+it drops it: after `break` and after an exception. What differs is the current
+instruction of the frame of that `for`: after `break` or `return` the one that pops the
+iterator, after an exception the one that raised it. This holds in CPython only, which
+also closes the generator at once. Any other end (a call of `close()`) counts as an
+exception: the loop stays unfinished until another one begins.
+"""
 
 from __future__ import annotations
 
+import dis
+import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -10,7 +21,6 @@ from typing import Any, Literal, NamedTuple, Protocol
 from elasticrun.errors import LoopOrderError
 from elasticrun.job.cursor import Cursor
 from elasticrun.job.job import Job
-from elasticrun.job.leaving import is_left_by_break
 from elasticrun.job.loop import NOTHING, LoopedLoader, Part
 
 # How a loop ends: by itself, by `break`, by an exception in its body, or by one in what
@@ -40,7 +50,7 @@ class LoopStart(NamedTuple):
 class Stopwatch(Protocol):
     """Times the steps of a loop."""
 
-    def end_step(self, part: Part) -> None:
+    def end_step(self, start: LoopStart, part: Part) -> None:
         """Note that the body has done with a global batch, whose last part this is."""
 
 
@@ -75,9 +85,8 @@ class OpenLoop:
     ) -> None:
         self.job = job
         self.loader = loader
-        self.is_inside = bool(start.inside)
+        self.start = start
         self.times = times
-        self._offset = start.offset or 0
         self._cursor = cursor
         self.read = read
         self._stop = stop
@@ -95,9 +104,9 @@ class OpenLoop:
                 self._stop(ending)
         finally:
             if self._cursor is not None:
-                end = self._offset + self.index
+                end = (self.start.offset or 0) + self.index
                 self._cursor.leave(end, is_complete=ending == "over")
-            if self.is_inside:
+            if self.start.inside:
                 job.end_inside(self.loader)
             else:
                 job.end_loop(is_finished=ending in ("over", "break"))
@@ -113,7 +122,7 @@ class OpenLoop:
                 )
         # The last loop of a program may be one over steps, or over endless passes,
         # outside of epochs. No end of an epoch saves behind it.
-        is_outside = not (self.is_inside or job.is_in_epoch)
+        is_outside = not (self.start.inside or job.is_in_epoch)
         if ending == "over" and self._cursor is not None and is_outside:
             job.boundary.finish_epochs()
 
@@ -156,7 +165,7 @@ def iterate(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
             if not part.is_step:
                 continue
             loop.index += part.advance
-            if loop.is_inside:  # It belongs to the batch around it: no boundary.
+            if loop.start.inside:  # It belongs to the batch around it: no boundary.
                 continue
 
             # The boundary. The position moves first: what is saved here goes on behind
@@ -166,7 +175,7 @@ def iterate(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
                 finish_batch(loader)
             job.boundary.reach()
             if times is not None:
-                times.end_step(part)
+                times.end_step(loop.start, part)
         ending = "over"
     except GeneratorExit:
         is_break = is_left_by_break(sys._getframe().f_back)
@@ -177,3 +186,61 @@ def iterate(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
         # collector takes 5 s to end each of them.
         del batches
         loop.end(ending)
+
+
+def _codes(names: str) -> frozenset[int]:
+    """Return the instructions of these names that this version of Python has."""
+    return frozenset(dis.opmap[name] for name in names.split() if name in dis.opmap)
+
+
+_POPPING = _codes("POP_TOP POP_ITER END_FOR POP_BLOCK")
+_DROPPING = _codes(
+    "DELETE_FAST DELETE_NAME DELETE_GLOBAL STORE_FAST STORE_NAME STORE_GLOBAL "
+    "RETURN_VALUE RETURN_CONST"
+)
+_ITERATING = _codes("FOR_ITER SEND YIELD_FROM")
+_CACHE = dis.opmap.get("CACHE")
+
+
+def is_left_by_break(frame: FrameType | None) -> bool:
+    """Return whether the `for` that closes its iterator from `frame` was left freely.
+
+    Wrapping generators (tqdm, a logging generator) are closed where they stand, at
+    their `yield` or in a `finally` around it; the frame that closes them decides.
+
+    Args:
+        frame: The frame below the generator that receives GeneratorExit; None when the
+            interpreter ends and closes what a variable of a module still holds.
+    """
+    if frame is None:
+        return False
+    while frame is not None:
+        opcode = _opcode_at(frame)
+        if opcode in _POPPING or opcode in _DROPPING:
+            return True
+        if not frame.f_code.co_flags & inspect.CO_GENERATOR:
+            return False
+        frame = frame.f_back
+    return True
+
+
+def is_called_by_for_loop(frame: FrameType) -> bool:
+    """Return whether a generator is asked by a `for` (or `yield from`), not `next`."""
+    return _opcode_at(frame) in _ITERATING
+
+
+def _opcode_at(frame: FrameType) -> int:
+    """Return the instruction at which a frame stands; -1 before its first.
+
+    CPython 3.12 stands behind the caches of a FOR_ITER or SEND that it has specialized
+    for generators, which happens when such a loop begins for the second time.
+    """
+    code, at = frame.f_code.co_code, frame.f_lasti
+    while at >= 0 and code[at] == _CACHE:
+        at -= 2
+    return code[at] if at >= 0 else -1
+
+
+def line_of(frame: FrameType) -> str:
+    """Return where a program stands, as "file.py:line"."""
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

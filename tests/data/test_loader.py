@@ -24,7 +24,7 @@ from elasticrun import (
     request_stop,
     save_all_states,
 )
-from elasticrun.data.order.partition import Shares
+from elasticrun.data.order.shares import Shares
 from elasticrun.job.current import current_job
 from elasticrun.testing import Job, read_trace, samples_of_loop
 from tests.support.data import Numbers, batches_of

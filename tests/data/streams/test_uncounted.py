@@ -26,9 +26,8 @@ from elasticrun import (
     request_stop,
 )
 from elasticrun.data.order.batches import MAX_INDEX, SizedBatches
-from elasticrun.data.order.partition import Shares
 from elasticrun.data.order.plan import LoopPlan, RunningLoop, Seeding
-from elasticrun.data.order.shares import LaneShares
+from elasticrun.data.order.shares import LaneShares, Shares
 from elasticrun.data.streams.settling import Settling, settled
 from elasticrun.data.workers.lanes import DRY
 from elasticrun.job.loop import NOTHING, Part
