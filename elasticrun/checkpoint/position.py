@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from elasticrun.errors import CheckpointError, counted
@@ -83,10 +83,6 @@ class Position:
     def after_epochs(self, finished_epochs: int) -> Position:
         """Return the end of epoch number `finished_epochs` - 1."""
         return Position(finished_epochs, breaks=self.breaks)
-
-    def after_loops(self, finished_loops: int) -> Position:
-        """Return the end of loop number `finished_loops` - 1 in the same place."""
-        return replace(self, finished_loops=finished_loops, index=0, loader="")
 
 
 def _is_pair_of_counts(pair: Any) -> bool:

@@ -10,11 +10,10 @@ from typing import Any, Literal, get_args
 from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.data.arguments import check_place, check_progress_bar
 from elasticrun.data.loader import AdaptiveDataLoader
-from elasticrun.data.loop import RunningLoop, trace_batch
-from elasticrun.data.looped import Looped
+from elasticrun.data.looped import Looped, trace_batch
 from elasticrun.data.order.batches import MAX_LISTS, SizedBatches
 from elasticrun.data.order.joint_steps import JointSteps, Participant
-from elasticrun.data.order.plan import Order
+from elasticrun.data.order.plan import Order, RunningLoop
 from elasticrun.data.streams.uncounted import need_lengths
 from elasticrun.errors import ElasticRunError, LoopOrderError, counted
 from elasticrun.job.current import current_job

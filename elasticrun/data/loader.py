@@ -1,4 +1,21 @@
-"""`AdaptiveDataLoader`: a DataLoader whose loops resume at the next sample."""
+"""`AdaptiveDataLoader`: a DataLoader whose loops resume at the next sample.
+
+What is counted, of a loop over N samples in global batches of size B, on W replicas:
+
+index     samples of the loop that all replicas have consumed, from 0 to N; it is in
+          checkpoints (of one's own lists it counts batches)
+number    k, of a global batch: it begins at index start(k), which is kB, and has
+          size(k) samples, B or what is left (order/batches.py)
+position  p, in the loop's order, which gives each an index of the data set, a sample:
+          batch k has the positions from start(k) to start(k + 1) (order/plan.py)
+place     of a sample in its batch: p - start(k)
+share     the places of a batch that are one replica's: a run of size(k) / W, up or
+          down; the replica's local batch (order/shares.py)
+micro     the number of a micro-batch: a share is cut if it is above
+          max_local_batch_size, and all replicas have equally many
+lane      of streams, each position is in one; lane l is read by replica l mod W, so
+          that is what a share is there (order/lanes.py)
+"""
 
 from __future__ import annotations
 
@@ -8,7 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.data.arguments import (
@@ -23,20 +40,26 @@ from elasticrun.data.arguments import (
     refuse_virtual,
 )
 from elasticrun.data.autoscale import Autoscaler
-from elasticrun.data.loop import NO_BATCH, RunningLoop, delivered, trace_batch
-from elasticrun.data.looped import Looped
-from elasticrun.data.order.batches import SizedBatches, SizePlan, check_size
-from elasticrun.data.order.lanes import LanesAsSampler
+from elasticrun.data.looped import Looped, trace_batch
+from elasticrun.data.order.batches import SizedBatches, check_size
+from elasticrun.data.order.lanes import DealtLanes, LanesAsSampler
 from elasticrun.data.order.loop_orders import ListedOrder, Passes, SampleOrder
 from elasticrun.data.order.maps import NoBatchSampler, as_map, check_sampler
-from elasticrun.data.order.partition import Shares
-from elasticrun.data.order.plan import LoopPlan, Order, Seeding
+from elasticrun.data.order.plan import (
+    NO_BATCH,
+    LoopPlan,
+    Order,
+    RunningLoop,
+    Seeding,
+    delivered,
+)
 from elasticrun.data.order.shares import (
     Cuts,
     CutsForNoise,
     EvenShares,
     LaneShares,
     LoopShares,
+    Shares,
 )
 from elasticrun.data.step_times import StepTimes
 from elasticrun.data.streams.mixed import Mixed
@@ -45,11 +68,11 @@ from elasticrun.data.streams.streams import InLanes, lanes_of
 from elasticrun.data.streams.uncounted import Uncounted, need_lengths, with_lanes
 from elasticrun.data.workers.changes import Seen, changed, seen
 from elasticrun.data.workers.device import is_read_ahead, moved, on_device
+from elasticrun.data.workers.lanes import reader_of_lanes
 from elasticrun.data.workers.reader import BatchReader, reader_of
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import whole_number
-from elasticrun.job.job import Job
 from elasticrun.job.loop import NOTHING, MicroBatch
 from elasticrun.job.open_loop import LoopStart
 from elasticrun.job.trace import Trace
@@ -143,12 +166,12 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         **dataloader_kwargs: Any,
     ) -> None:
         job = current_job()
-        dataset = with_lanes(dataset)
+        self.shuffle, drop_last = bool(shuffle), bool(drop_last)
+        if isinstance(dataset, (InLanes, IterableDataset)):
+            dataset = with_lanes(dataset)
         if not isinstance(dataset, Uncounted):
             check_dataset(dataset)
         plan, max_local_batch_size = check_sizes(batch_size, max_local_batch_size)
-        if len(plan) > 1:  # It counts the samples of epochs before.
-            need_lengths(dataset, "a plan of batch sizes")
         check_sampler(
             sampler,
             batch_sampler,
@@ -156,38 +179,19 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             batch_size=batch_size,
             drop_last=drop_last,
         )
-        self._lanes = lanes_of(
-            dataset,
-            sampler,
-            batch_sampler,
-            rank=job.rank,
-            world_size=job.world_size,
-        )
-        if self._lanes is not None:
-            sampler = LanesAsSampler(self._lanes, shuffle=bool(shuffle))
         seed = check_seed(seed)
         check_seed_each(seed_each)
         if progress:
             check_progress_bar()
         check_place(job, name)
         check_in_order(dataloader_kwargs.pop("in_order", True))
-        own_sampler = None if self._lanes is not None else sampler
-        DataLoader.__init__(self, dataset, sampler=own_sampler, **dataloader_kwargs)
-        self.shuffle = bool(shuffle)
+
+        # Torch is told how samples are read, but of no batches: its own batch sampler
+        # could not begin in the middle.
+        DataLoader.__init__(self, dataset, sampler=sampler, **dataloader_kwargs)
         self.seed_each = seed_each
         self.device = None if device is None else torch.device(device)
-        self._order = _make_order(
-            job,
-            dataset,
-            plan,
-            shuffle=self.shuffle,
-            drop_last=bool(drop_last),
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-        )
         num_virtual = None if job.virtual is None else job.virtual.number
-        if num_virtual is not None and self._lanes is not None:
-            refuse_virtual("a data set that is read in streams")
         self.shares = Shares(
             rank=job.rank,
             world_size=job.world_size,
@@ -195,16 +199,45 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             is_padded=bool(even_batches),
             num_virtual=num_virtual,
         )
-        fingerprint = {
-            "num_samples": self._order.num_samples,
-            "shuffle": self.shuffle,
-            "seed": seed,
-            "drop_last": bool(drop_last),
-            "order": self._order.checksum,
-        }
-        times = None
-        if batch_sampler is None:
+
+        # Streams have an order of their own, lane by lane.
+        self._lanes: DealtLanes | None = None
+        beginning = ""
+        if isinstance(dataset, InLanes):
+            if num_virtual is not None:
+                refuse_virtual("a data set that is read in streams")
+            if len(plan) > 1:  # It counts the samples of epochs before.
+                need_lengths(dataset, "a plan of batch sizes")
+            self._lanes = lanes_of(
+                dataset,
+                sampler,
+                batch_sampler,
+                rank=job.rank,
+                world_size=job.world_size,
+            )
+            assert self._lanes is not None  # It has some.
+            sampler = LanesAsSampler(self._lanes, shuffle=self.shuffle)
+            beginning = dataset.beginning
+
+        # The order of each loop's samples, and where in it a global batch begins.
+        times: StepTimes | None = None
+        self._order: SampleOrder | ListedOrder
+        if batch_sampler is not None:
+            num_batches = job.samples_of(len(batch_sampler), 1)
+            self._order = ListedOrder(batch_sampler, num_batches, shuffle=self.shuffle)
+        else:
+            sampler = None if sampler is None else as_map(sampler)
+            length = len(dataset if sampler is None else sampler)
+            self._order = SampleOrder(
+                length,
+                job.samples_of(length, plan[0][1]),
+                plan,
+                shuffle=self.shuffle,
+                drop_last=drop_last,
+                sampler=sampler,
+            )
             times = StepTimes(job, max_local_batch_size)
+
         Looped.__init__(
             self,
             job,
@@ -212,14 +245,19 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             batches=self._order,
             seed=seed,
             plan=plan,
-            fingerprint=fingerprint,
+            # What a restart may not change, and what all replicas must give alike.
+            fingerprint={
+                "num_samples": self._order.num_samples,
+                "shuffle": self.shuffle,
+                "seed": seed,
+                "drop_last": drop_last,
+                "order": self._order.checksum,
+            },
             made={
                 "even_batches": self.shares.is_padded,
                 "seed_each": seed_each,
                 "virtual_replicas": num_virtual,
-                "the beginning of the data": ""
-                if self._lanes is None
-                else dataset.beginning,
+                "the beginning of the data": beginning,
             },
             progress=progress,
             times=times,
@@ -227,7 +265,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         # Set past torch's guard against changing them: torch itself was given none.
         is_one_size = batch_sampler is None and len(plan) == 1
         object.__setattr__(self, "batch_size", plan[0][1] if is_one_size else None)
-        object.__setattr__(self, "drop_last", bool(drop_last))
+        object.__setattr__(self, "drop_last", drop_last)
         object.__setattr__(self, "batch_sampler", NoBatchSampler())
         self._is_ahead = is_read_ahead(self.device)
         # Workers that outlive a loop, and what they have copies of.
@@ -488,22 +526,21 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
                 )
             self._has_told_of_change = True
             self._persistent = None  # Which ends them.
-        reader = reader_of(
-            self,
-            each_sample=self.seed_each == "sample",
-            is_ahead=self._is_ahead,
-            has_lanes=self._lanes is not None,
-            is_shuffled=self.shuffle,
-            has_virtual=self.shares.num_virtual is not None,
-        )
+        # What is read before the program asks for it must not draw on the program's own
+        # generators: they would be ahead in the checkpoint of the batch before.
+        has_virtual = self.shares.num_virtual is not None
+        is_seeded = self.seed_each == "sample" or self._is_ahead or has_virtual
+        if self._lanes is None:
+            reader = reader_of(
+                self, self.dataset, is_seeded=is_seeded, has_virtual=has_virtual
+            )
+        else:
+            reader = reader_of_lanes(
+                self, is_shuffled=self.shuffle, is_seeded=is_seeded
+            )
         if self.persistent_workers:
             self._persistent, self._copied = reader, now
         return reader
-
-    def _stop(self) -> None:
-        loop = self.running_loop
-        loop.end_reading()
-        loop.end_reading = RunningLoop().end_reading  # Models know the loop for longer.
 
     def _trace(self, trace: Trace) -> None:
         trace_batch(trace, self.running_loop, self.dataset, batch=self.batch_index)
@@ -511,29 +548,3 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
     def _check_endless(self) -> None:
         need_lengths(self.dataset, "a loop over several passes (batches)")
         self._order.endless_order(0)
-
-
-def _make_order(
-    job: Job,
-    dataset: Any,
-    plan: SizePlan,
-    *,
-    shuffle: bool,
-    drop_last: bool,
-    sampler: Any,
-    batch_sampler: Any,
-) -> SampleOrder | ListedOrder:
-    if batch_sampler is not None:
-        num_batches = job.samples_of(len(batch_sampler), 1)
-        return ListedOrder(batch_sampler, num_batches, shuffle=shuffle)
-    if sampler is not None:
-        sampler = as_map(sampler)
-    length = len(dataset) if sampler is None else len(sampler)
-    return SampleOrder(
-        length,
-        job.samples_of(length, plan[0][1]),
-        plan,
-        shuffle=shuffle,
-        drop_last=drop_last,
-        sampler=sampler,
-    )

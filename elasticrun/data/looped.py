@@ -9,24 +9,38 @@ from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
+import torch
+
 from elasticrun.checkpoint.position import Position
 from elasticrun.data.autoscale import Autoscaler
 from elasticrun.data.by_hand import run_with
 from elasticrun.data.fingerprint import Fingerprint, LoaderState
-from elasticrun.data.loop import RunningLoop, by_share, shown
 from elasticrun.data.order.batches import Batches, SizePlan
 from elasticrun.data.order.loop_orders import SampleOrder
-from elasticrun.data.order.plan import loop_key, passes_key
+from elasticrun.data.order.plan import (
+    RunningLoop,
+    end_nothing,
+    loop_key,
+    passes_key,
+)
 from elasticrun.data.same_on_replicas import check_same_on_replicas, publish
 from elasticrun.data.step_times import StepTimes
+from elasticrun.data.streams.streams import InLanes
 from elasticrun.errors import CheckpointError, LoopOrderError
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import whole_number
 from elasticrun.job.job import Job
-from elasticrun.job.leaving import is_called_by_for_loop, line_of
 from elasticrun.job.loop import NOTHING
-from elasticrun.job.open_loop import LoopEnd, LoopStart, OpenLoop, iterate
+from elasticrun.job.open_loop import (
+    LoopEnd,
+    LoopStart,
+    OpenLoop,
+    is_called_by_for_loop,
+    iterate,
+    line_of,
+)
 from elasticrun.job.trace import Trace
+from elasticrun.job.virtual import VirtualReplicas
 
 
 class LoopBatches(Protocol):
@@ -45,7 +59,7 @@ class Looped(ABC):
     """A loader whose loops have a place in the job's position.
 
     There are two kinds, `AdaptiveDataLoader` and `CombinedLoader`. Each says how its
-    batches are read (`_start`, `_stop`); all else about their loops is here.
+    batches are read (`_start`); all else about their loops is here.
 
     Args:
         name: What the loader is called; without one it is known by its number.
@@ -108,10 +122,6 @@ class Looped(ABC):
     @abstractmethod
     def _start(self, loop: RunningLoop) -> Iterator[Any]:
         """Start to read a loop's batches; return them as `delivered` does."""
-
-    @abstractmethod
-    def _stop(self) -> None:
-        """End what reads the running loop's batches."""
 
     @abstractmethod
     def _trace(self, trace: Trace) -> None:
@@ -256,7 +266,7 @@ class Looped(ABC):
 
     def _compare(self, job: Job) -> None:
         """Raise, in the first loop, if other replicas have made another loader."""
-        if not self._is_compared:
+        if job.world_size > 1 and not self._is_compared:
             check_same_on_replicas(job, self.name, self._made)
             self._is_compared = True
 
@@ -268,44 +278,43 @@ class Looped(ABC):
         self._compare(job)
         where = line_of(frame)
         self._check_free(where)
+        state, offset = self._state, None
+        cursor = state.cursor if is_endless else None
+
         if job.loader is None:
-            start = self._begin_outside(job, where, frame, is_endless=is_endless)
+            # A loop of its own: it has a place in the job's position, and was finished
+            # before the restart, goes on where that stopped, or is new.
+            is_by_hand = not is_called_by_for_loop(frame)
+            if is_by_hand and state.run is not None:
+                state.run.skip(job.progress)
+            position = job.begin_loop(self, where)
+            if position is None:
+                return None
+            state.run = run_with(state.run, position) if is_by_hand else None
+            if cursor is not None:
+                offset = cursor.begin(position.place)
+            epoch, num_loops = position.finished_epochs, position.finished_loops
+            start = LoopStart(epoch, num_loops, (), position.index, offset)
         else:
-            start = self._begin_inside(job, where, is_endless=is_endless)
-        if start is None:
-            return None
+            # In the body of another loop it belongs to that one's batch: it always
+            # begins anew, and its order depends on the place of that batch.
+            self.refuse_autoscale("its loop began in the body of another one")
+            outer = job.loader.running_loop
+            inside = job.begin_inside(self, where)
+            body = job.progress.body
+            if cursor is not None:
+                offset = cursor.begin_inside(body, outer)
+            start = LoopStart(body[0], body[1], inside, 0, offset)
+
         return OpenLoop(
             job,
             self,
             start,
-            cursor=self._state.cursor if is_endless else None,
+            cursor=cursor,
             read=lambda: self._read_loop(job, where, start, num_batches),
             stop=self._stop_loop,
+            times=state.times if job.boundary.decides else None,
         )
-
-    def _begin_outside(
-        self, job: Job, where: str, frame: FrameType, *, is_endless: bool
-    ) -> LoopStart | None:
-        is_by_hand = not is_called_by_for_loop(frame)
-        run = self._state.run if is_by_hand else None
-        if run is not None:
-            run.skip(job.progress)
-        position = job.begin_loop(self, where)
-        if position is None:
-            return None
-        self._state.run = run_with(run, position) if is_by_hand else None
-        offset = self._state.cursor.begin(position.place) if is_endless else None
-        return LoopStart(*position.place[:2], (), position.index, offset)
-
-    def _begin_inside(self, job: Job, where: str, *, is_endless: bool) -> LoopStart:
-        assert job.loader is not None
-        self.refuse_autoscale("its loop began in the body of another one")
-        outer = job.loader.running_loop
-        inside = job.begin_inside(self, where)
-        body = job.progress.body
-        cursor = self._state.cursor
-        offset = cursor.begin_inside(body, outer) if is_endless else None
-        return LoopStart(body[0], body[1], inside, 0, offset)
 
     def _check_free(self, where: str) -> None:
         """Refuse to loop over what is being looped over as part of another loop."""
@@ -358,15 +367,13 @@ class Looped(ABC):
         else:
             autoscaler.begin_loop(start)
             batches = self._autoscaled(loop)
-        times = self._state.times
-        if times is not None and job.boundary.decides and not start.inside:
-            batches = times.timed(loop, batches, lambda: self.planned_sizes[0])
+        # What few jobs ask for lies around the batches.
         if job.virtual is not None:
-            batches = by_share(job.virtual, loop, batches)
+            batches = _by_share(job.virtual, loop, batches)
         if job.trace is not None:
             batches = self._traced(job.trace, batches)
         if self.progress and job.rank == 0 and not start.inside:
-            batches = shown(loop, batches, self._bar(loop))
+            batches = _shown(loop, batches, self._bar(loop))
         return batches
 
     def _autoscaled(self, loop: RunningLoop) -> Iterator[Any]:
@@ -428,6 +435,12 @@ class Looped(ABC):
             desc=self.name,
             unit="batch",
         )
+
+    def _stop(self) -> None:
+        """End what reads the running loop's batches."""
+        loop = self.running_loop
+        loop.end_reading()
+        loop.end_reading = end_nothing  # Models know the loop for longer.
 
     def _stop_loop(self, ending: LoopEnd) -> None:
         """End what reads the running loop."""
@@ -512,3 +525,54 @@ class NextBatches:
 
     def __iter__(self) -> Iterator[Any]:
         return iterate(partial(self._loader._begin, self._num_batches, True))
+
+
+def _by_share(
+    virtual: VirtualReplicas, loop: RunningLoop, batches: Iterator[Any]
+) -> Iterator[Any]:
+    """Yield the batches, each when what the body draws depends on its share alone."""
+    for batch in batches:
+        virtual.begin_share(loop.key, loop.current)
+        yield batch
+
+
+def _shown(loop: RunningLoop, batches: Iterator[Any], bar: Any) -> Iterator[Any]:
+    """Yield the batches; a bar moves on after each global one."""
+    try:
+        for batch in batches:
+            try:
+                yield batch
+            finally:  # Also if the loop ends with it.
+                bar.total = loop.num_batches  # Which sizes that are decided change.
+                bar.update(loop.current.part.is_step)
+    finally:
+        bar.close()
+
+
+def trace_batch(
+    trace: Trace,
+    loop: RunningLoop,
+    dataset: Any,
+    *,
+    batch: int,
+    member: str | None = None,
+) -> None:
+    """Write that a micro-batch is delivered."""
+    start = loop.start
+    assert start is not None
+    _, indices, part, places = loop.current
+    if isinstance(indices, torch.Tensor):
+        indices = indices.tolist()
+    has_streams = isinstance(dataset, InLanes)
+    trace.write(
+        epoch=start.epoch,
+        loop=start.num_loops,
+        inside=start.inside,
+        batch=batch,
+        micro=part.micro,
+        indices=indices,
+        num_valid=part.num_valid,
+        places=places,
+        streams=[dataset.place(index) for index in indices] if has_streams else (),
+        member=member,
+    )

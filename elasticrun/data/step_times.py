@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
 
-from elasticrun.adaptive.noise import is_measured
 from elasticrun.adaptive.step_time import TimedSteps
 from elasticrun.checkpoint.states.expected import STEP_TIMES, check_values
 from elasticrun.job.job import Job
-from elasticrun.job.loop import Loop, MicroBatch
+from elasticrun.job.loop import Part
+from elasticrun.job.open_loop import LoopStart
 
 _FEWEST_TIMES = 10  # Of steps of one kind, so that their median is one of all.
 _MOST_TIMES = 64
@@ -23,8 +22,6 @@ Kind = tuple[int, int, float, int]  # As the first four of `TimedSteps`.
 
 class StepTimes:
     """How long steps take, at these and at earlier numbers of replicas.
-
-    Of whole batches, and not where noise is measured, which takes longer.
 
     Attributes:
         batch_size: Samples in the last batch that was timed; 0 before any.
@@ -43,33 +40,30 @@ class StepTimes:
         self.min_efficiency = 0.0
         self._times: dict[Kind, deque[float]] = {}
         self._known: dict[Kind, float] = {}  # From earlier generations.
+        # When the last body ended, how many steps there were, and how it was cut.
+        self._ended, self._num_steps = 0.0, 0
+        self._like: tuple[LoopStart, int, int] | None = None
 
-    def timed(
-        self, loop: Loop, batches: Iterator[Any], planned_size: Callable[[], int]
-    ) -> Iterator[Any]:
-        """Yield a loop's batches, and time those after the first that are trained with.
+    def end_step(self, start: LoopStart, part: Part) -> None:
+        """Note how long a step took, of whose global batch this is the last part.
 
-        A step's time goes from the end of the body before to the end of its own.
+        From the end of the body before to the end of its own. Timed is what is trained
+        with, and is cut like the batch before it in the loop. So neither a shorter last
+        one is, nor one that is cut in two to measure its noise.
+
+        Args:
+            start: Of the loop.
         """
-        job = self._job
-        last, num_steps = None, 0
-        for batch in batches:
-            yield batch
-            if loop.current.part.is_step:
-                now = perf_counter()
-                if last is not None and job.num_steps != num_steps:
-                    self.note(loop.current, planned_size(), now - last)
-                last, num_steps = now, job.num_steps
-
-    def note(self, batch: MicroBatch, planned_size: int, seconds: float) -> None:
-        """Note how long a step took, of whose global batch this is the last part."""
-        part, size = batch.part, batch.part.global_batch_size
-        if is_measured(batch.number) or size != planned_size:
-            return
-        replicas, num_micro = self._num_replicas, part.micro + 1
-        kind = self.num_nodes, replicas, -(-size // replicas) / num_micro, num_micro
-        self._times.setdefault(kind, deque(maxlen=_MOST_TIMES)).append(seconds)
-        self.batch_size = size
+        now, num_steps = perf_counter(), self._job.num_steps
+        _, size, num_micro = like = start, part.global_batch_size, part.micro + 1
+        if like == self._like and num_steps != self._num_steps:
+            replicas = self._num_replicas
+            local = -(-size // replicas) / num_micro
+            kind = self.num_nodes, replicas, local, num_micro
+            times = self._times.setdefault(kind, deque(maxlen=_MOST_TIMES))
+            times.append(now - self._ended)
+            self.batch_size = size
+        self._ended, self._num_steps, self._like = now, num_steps, like
 
     @property
     def steps(self) -> list[TimedSteps]:

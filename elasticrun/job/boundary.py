@@ -335,10 +335,10 @@ class DeferredError:
     """
 
     def __init__(self) -> None:
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
 
     def __bool__(self) -> bool:
-        return self._error is not None
+        return self.error is not None
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
@@ -346,10 +346,10 @@ class DeferredError:
         try:
             yield
         except BaseException as error:
-            self._error = self._error or error
+            self.error = self.error or error
 
     def raise_once(self) -> None:
         """Raise what was kept, if anything was."""
-        error, self._error = self._error, None
+        error, self.error = self.error, None
         if error is not None:
             raise error

@@ -43,7 +43,8 @@ def current_job() -> Job:
         _check_runs_program()
         _job = _make_job()
         atexit.register(_close_at_exit, _job)
-    _job.deferred_error.raise_once()
+    if _job.deferred_error.error is not None:
+        _job.deferred_error.raise_once()
     if _job.pid != os.getpid():
         raise ElasticRunError(
             f"process {os.getpid()} was forked from the replica {_job.pid} and has no "

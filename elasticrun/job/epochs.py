@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from elasticrun.errors import LoopOrderError, counted
 from elasticrun.job.current import current_job
 from elasticrun.job.job import Job
-from elasticrun.job.leaving import is_left_by_break
+from elasticrun.job.open_loop import is_left_by_break
 from elasticrun.logger import Logger
 
 logger = Logger(__name__)

@@ -8,8 +8,8 @@ from elasticrun.checkpoint.position import STEPS_OF
 from elasticrun.errors import LoopOrderError
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import check_not_nested, whole_number
-from elasticrun.job.leaving import line_of
 from elasticrun.job.loop import LoopOfSteps, MicroBatch
+from elasticrun.job.open_loop import line_of
 
 
 class ForeignLoop:
@@ -159,7 +159,7 @@ class ForeignLoop:
         loop, job = self._running("pass_boundary"), self._job
         if job.loader is not loop:
             raise job.loops.overlap_error(loop)
-        job.progress.advance(num_steps)
+        job.progress.index += num_steps
         loop.begin_step(job.progress.index)
         job.boundary.reach()
 

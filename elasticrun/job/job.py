@@ -19,8 +19,7 @@ from elasticrun.job.gpu_work import GpuWork
 from elasticrun.job.history import History
 from elasticrun.job.in_step import InStep
 from elasticrun.job.loop import LoopedLoader
-from elasticrun.job.nesting import OpenLoops
-from elasticrun.job.progress import Progress
+from elasticrun.job.progress import OpenLoops, Progress
 from elasticrun.job.replay import ReplayedStates
 from elasticrun.job.rescue import Rescue
 from elasticrun.job.trace import Trace
@@ -77,6 +76,8 @@ class Job:
         num_forward_passes: For training, through a DDP, of those that have ended.
         num_steps: How often a registered optimizer has begun a step.
         deferred_error: What could not be raised where it happened.
+        ends_of_batch: What follows each global batch of the outermost loop, before its
+            boundary, where there are several replicas or virtual ones.
         in_step: Counts what all replicas do, and finds one that leaves some of it out.
         cuts_for_noise: Returns, when a loop begins, whether batches of which the noise
             of gradients is measured have to be cut in two.
@@ -107,6 +108,7 @@ class Job:
         self.is_closed = False
         self.num_loaders = 0
         self.num_forward_passes = self.num_steps = 0
+        self.ends_of_batch: list[Callable[[LoopedLoader], None]] = []
         self.cuts_for_noise: Callable[[], bool] = lambda: False
         self.deferred_error = DeferredError()
         self._restores_at_loop = False  # Whether states come back when it goes on.
@@ -138,6 +140,7 @@ class Job:
         self.register(self._generators)
         if self.virtual is not None:
             self.register(self.virtual)
+            self.ends_of_batch.append(self.virtual.end_batch)
         if self.has_resumed:
             self._has_anchors = True
             self.register(self._replayed.anchors)
@@ -145,6 +148,8 @@ class Job:
         self.trace = self._open_trace()
         self._gate = Gate()
         self.in_step = InStep(self._gate)
+        if self.world_size > 1:
+            self.ends_of_batch.append(self.in_step.finish_batch)
         self._watcher = self.in_step.watcher = self._make_watcher()
         self.boundary = self.make_boundary(
             gate=self._gate,
@@ -394,8 +399,10 @@ class Job:
         Returns:
             Where it starts, or None if it is to be skipped.
         """
-        self.boundary.check_not_stopped()
-        self._generators.begin()
+        if self.boundary.exit_code is not None:
+            self.boundary.check_not_stopped()
+        if not self.progress.num_begun_loops:
+            self._generators.begin()
         was_replaying = self.progress.is_replaying
         position = self.progress.begin_loop(loader.name, start=start)
         if position is None:
@@ -511,9 +518,9 @@ class Job:
 
     def _reach_anchor(self, *, is_first: bool = False) -> None:
         """Note what the program sees from here on; if it is replayed, show it that."""
-        place = self.progress.place
         if self._saver is None:
             return
+        place = self.progress.place
         if not self._has_anchors:  # A program without loops has none.
             self._has_anchors = True
             self.states.add(self._replayed.anchors)

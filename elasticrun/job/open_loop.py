@@ -1,17 +1,27 @@
-"""Runs any loop: delivers its batches, counts them, and stops at boundaries."""
+"""Runs any loop: delivers its batches, counts them, and stops at boundaries.
+
+The loop is a generator, and Python closes it with GeneratorExit when the `for` around
+it drops it: after `break` and after an exception. What differs is the current
+instruction of the frame of that `for`: after `break` or `return` the one that pops the
+iterator, after an exception the one that raised it. This holds in CPython only, which
+also closes the generator at once. Any other end (a call of `close()`) counts as an
+exception: the loop stays unfinished until another one begins.
+"""
 
 from __future__ import annotations
 
+import dis
+import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from elasticrun.errors import LoopOrderError
 from elasticrun.job.cursor import Cursor
 from elasticrun.job.job import Job
-from elasticrun.job.leaving import is_left_by_break
-from elasticrun.job.loop import NOTHING, LoopedLoader
+from elasticrun.job.loop import NOTHING, LoopedLoader, Part
 
 # How a loop ends: by itself, by `break`, by an exception in its body, or by one in what
 # delivers it.
@@ -37,10 +47,18 @@ class LoopStart(NamedTuple):
     offset: int | None
 
 
+class Stopwatch(Protocol):
+    """Times the steps of a loop."""
+
+    def end_step(self, start: LoopStart, part: Part) -> None:
+        """Note that the body has done with a global batch, whose last part this is."""
+
+
 class OpenLoop:
     """A loop that has begun and not ended, over a loader or of steps.
 
     Args:
+        job: The job that the loop is a part of.
         loader: What is looped over.
         start: Where the loop begins.
         cursor: Remembers how far it comes, if the next one goes on from there.
@@ -48,9 +66,9 @@ class OpenLoop:
             loader's current one, and then yields what is delivered for it. That is
             `NOTHING` for a global batch of which all samples are other replicas'.
         stop: Ends what reads, and is told how the loop ends.
+        times: How long its steps take, if that is to be known.
 
     Attributes:
-        job: The job that the loop is a part of.
         index: Of the next global batch; counted also where it is no part of a position.
     """
 
@@ -63,80 +81,50 @@ class OpenLoop:
         cursor: Cursor | None = None,
         read: Callable[[], Iterator[Any]],
         stop: Callable[[LoopEnd], None] | None = None,
+        times: Stopwatch | None = None,
     ) -> None:
         self.job = job
-        self._loader = loader
-        self._start = start
+        self.loader = loader
+        self.start = start
+        self.times = times
         self._cursor = cursor
         self.read = read
         self._stop = stop
         self.index = start.at
 
-    def finish_iteration(self) -> None:
-        """Count what the body was given; after a whole global batch is a boundary.
-
-        A loop in the body of another one has none: it belongs to the batch around it.
-
-        Raises:
-            LoopOrderError: A loop that began in the body is open.
-            ElasticRunError: Another replica has trained on what was left out here.
-            JobStopped: The job stops here.
-        """
-        job = self.job
-        if job.loader is not self._loader:
-            raise job.loops.overlap_error(self._loader)
-        part = self._loader.running_loop.current.part
-        if not part.is_step:
-            return
-        self.index += part.advance
-        if job.virtual is not None:
-            job.virtual.end_batch()
-        if not self._start.inside:
-            job.progress.advance(part.advance)
-            job.in_step.finish_batch(self._loader)
-            job.boundary.reach()
-
-    def leave_iteration(self, *, is_break: bool) -> None:
-        """Take the batch in whose body the loop is left for delivered."""
-        part = self._loader.running_loop.current.part
-        self.index += part.advance
-        if is_break and part.is_step and self.job.virtual is not None:
-            self.job.virtual.end_batch()
-
     def end(self, ending: LoopEnd) -> None:
         """Leave the loop."""
-        part = self._loader.running_loop.current.part
+        job, part = self.job, self.loader.running_loop.current.part
+        if ending in ("break", "exception"):  # The batch in its body was delivered.
+            self.index += part.advance
+        if ending == "break" and part.is_step and job.virtual is not None:
+            job.virtual.end_batch(self.loader)
         try:
             if self._stop is not None:
                 self._stop(ending)
         finally:
             if self._cursor is not None:
-                end = (self._start.offset or 0) + self.index
+                end = (self.start.offset or 0) + self.index
                 self._cursor.leave(end, is_complete=ending == "over")
-            if self._start.inside:
-                self.job.end_inside(self._loader)
+            if self.start.inside:
+                job.end_inside(self.loader)
             else:
-                self.job.end_loop(is_finished=ending in ("over", "break"))
-        virtual = self.job.virtual
-        if virtual is not None and ending == "break" and not part.is_step:
-            with self.job.deferred_error.keeping():  # Python would swallow it here.
+                job.end_loop(is_finished=ending in ("over", "break"))
+        if ending == "break" and not part.is_step and job.virtual is not None:
+            with job.deferred_error.keeping():  # Python would swallow it here.
                 raise LoopOrderError(
-                    f"a loop over `{self._loader.name}` was left by `break` in share "
+                    f"a loop over `{self.loader.name}` was left by `break` in share "
                     f"{part.share} of a global batch, of which "
-                    f"virtual_replicas={virtual.number} are trained one after the "
+                    f"virtual_replicas={job.virtual.number} are trained one after the "
                     "other. At another number of replicas more or fewer of them would "
                     "have been. Leave it in the batch's last one: `if train.is_step: "
                     "break`."
                 )
-
-    def save_behind(self) -> None:
-        """Write a checkpoint behind a loop that may be the program's last one.
-
-        Such a loop stands outside of epochs, and others go on where it has ended.
-        """
-        is_outside = not (self._start.inside or self.job.is_in_epoch)
-        if self._cursor is not None and is_outside:
-            self.job.boundary.finish_epochs()
+        # The last loop of a program may be one over steps, or over endless passes,
+        # outside of epochs. No end of an epoch saves behind it.
+        is_outside = not (self.start.inside or job.is_in_epoch)
+        if ending == "over" and self._cursor is not None and is_outside:
+            job.boundary.finish_epochs()
 
 
 def iterate(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
@@ -145,23 +133,52 @@ def iterate(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
     Args:
         begin: Begins the loop, which the program asks for in a frame; or returns None
             if it is to be skipped.
+
+    Raises:
+        LoopOrderError: A loop that began in the body is open.
+        ElasticRunError: Another replica has trained on what was left out here.
+        JobStopped: The job stops here.
     """
     loop = begin(sys._getframe(1))
     if loop is None:
         return
+    job, loader, times = loop.job, loop.loader, loop.times
     ending: LoopEnd = "failed"  # Unless something else is found out.
     batches: Iterator[Any] = iter(())
     try:
+        # A loader may draw when it starts to read. So the program's generators come
+        # back behind that, if a replay ends here.
         batches = loop.read()
-        loop.job.continue_loop()
+        job.continue_loop()
+        running = loader.running_loop
         for batch in batches:
+            # All samples of a global batch may be other replicas'. It has its boundary
+            # here, too, since all have to count the same ones.
             if batch is not NOTHING:
                 yield batch
-            loop.finish_iteration()
+            if job.loader is not loader:
+                raise job.loops.overlap_error(loader)
+
+            # The body has done with this micro-batch. Only after the last one of a
+            # global batch is there anything to count.
+            part = running.current.part
+            if not part.is_step:
+                continue
+            loop.index += part.advance
+            if loop.start.inside:  # It belongs to the batch around it: no boundary.
+                continue
+
+            # The boundary. The position moves first: what is saved here goes on behind
+            # this batch. Most jobs have nothing else to do before it.
+            job.progress.index += part.advance
+            for finish_batch in job.ends_of_batch:
+                finish_batch(loader)
+            job.boundary.reach()
+            if times is not None:
+                times.end_step(loop.start, part)
         ending = "over"
     except GeneratorExit:
         is_break = is_left_by_break(sys._getframe().f_back)
-        loop.leave_iteration(is_break=is_break)
         ending = "break" if is_break else "exception"
         raise
     finally:
@@ -169,4 +186,61 @@ def iterate(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
         # collector takes 5 s to end each of them.
         del batches
         loop.end(ending)
-    loop.save_behind()
+
+
+def _codes(names: str) -> frozenset[int]:
+    """Return the instructions of these names that this version of Python has."""
+    return frozenset(dis.opmap[name] for name in names.split() if name in dis.opmap)
+
+
+_POPPING = _codes("POP_TOP POP_ITER END_FOR POP_BLOCK")
+_DROPPING = _codes(
+    "DELETE_FAST DELETE_NAME DELETE_GLOBAL STORE_FAST STORE_NAME STORE_GLOBAL "
+    "RETURN_VALUE RETURN_CONST"
+)
+_ITERATING = _codes("FOR_ITER SEND YIELD_FROM")
+_CACHE = dis.opmap.get("CACHE")
+
+
+def is_left_by_break(frame: FrameType | None) -> bool:
+    """Return whether the `for` that closes its iterator from `frame` was left freely.
+
+    Wrapping generators (tqdm, a logging generator) are closed where they stand, at
+    their `yield` or in a `finally` around it; the frame that closes them decides.
+
+    Args:
+        frame: The frame below the generator that receives GeneratorExit; None when the
+            interpreter ends and closes what a variable of a module still holds.
+    """
+    if frame is None:
+        return False
+    while frame is not None:
+        opcode = _opcode_at(frame)
+        if opcode in _POPPING or opcode in _DROPPING:
+            return True
+        if not frame.f_code.co_flags & inspect.CO_GENERATOR:
+            return False
+        frame = frame.f_back
+    return True
+
+
+def is_called_by_for_loop(frame: FrameType) -> bool:
+    """Return whether a generator is asked by a `for` (or `yield from`), not `next`."""
+    return _opcode_at(frame) in _ITERATING
+
+
+def _opcode_at(frame: FrameType) -> int:
+    """Return the instruction at which a frame stands; -1 before its first.
+
+    CPython 3.12 stands behind the caches of a FOR_ITER or SEND that it has specialized
+    for generators, which happens when such a loop begins for the second time.
+    """
+    code, at = frame.f_code.co_code, frame.f_lasti
+    while at >= 0 and code[at] == _CACHE:
+        at -= 2
+    return code[at] if at >= 0 else -1
+
+
+def line_of(frame: FrameType) -> str:
+    """Return where a program stands, as "file.py:line"."""
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

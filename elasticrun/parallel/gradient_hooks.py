@@ -35,6 +35,9 @@ _STEP_BEFORE_LOSS = (
 
 _NEVER = object()
 
+# What hooks do. Each kind does also what those before it do.
+_NOTHING, _MEASURE, _WEIGH, _HIDE = range(4)
+
 
 class GradientHooks:
     """Makes each global batch's gradient what one replica would have for the whole.
@@ -95,8 +98,7 @@ class GradientHooks:
         # that weight by their dtypes, from the first gradient of each on.
         self._multiplied_part: Part | None = None
         self._multipliers: dict[torch.dtype, Tensor] = {}
-        self._hides_too = False  # Whether the hooks are also those that hide,
-        self._only_measures = False  # or such that are for a measured step alone.
+        self._kind = _NOTHING  # Of the hooks that there are.
         self._micro_batch: object = None  # In which the earlier ones' were hidden.
         self._checked_loop: object = None  # The last one of `_check_own`.
         self._has_warned = False
@@ -158,19 +160,28 @@ class GradientHooks:
             is_step = loader.is_step
             weight = loader.loss_weight if loader.has_one_weight else None
         self._partial.drop_abandoned()
-        hides = self._partial.hides or not is_step or self._virtual is not None
-        self._multiplied_part = None
+
+        # What is to be done to the gradients of this part.
+        kind = _NOTHING if self._measuring is None else _MEASURE
+        if weight != 1.0:
+            kind = _WEIGH
+        if self._partial.hides or not is_step or self._virtual is not None:
+            kind = _HIDE
+
+        # Forward passes with the same part need no other hooks: `prepare` passes them
+        # by. With hooks, this waits for the first gradient (`_weigh`); and DDP that
+        # searches for unused parameters is looked at each time.
+        self._prepared_part, self._multiplied_part = _NEVER, None
         self._multipliers.clear()
-        is_measured = self._measuring is not None
-        if hides or weight != 1.0 or is_measured:
-            self._hook(hides=hides, only_measures=not hides and weight == 1.0)
-            self._prepared_part = _NEVER
-            if weight and not (hides or self._searches_unused or is_measured):
-                self._multiplied_part = part
-        else:
+        if kind == _NOTHING:
             self.unhook()
             if not self._searches_unused:
                 self._prepared_part = part
+        else:
+            self._hook(kind)
+            is_plain = kind == _WEIGH and self._measuring is None
+            if is_plain and weight and not self._searches_unused:
+                self._multiplied_part = part
         if self._searches_unused:
             self._make_ddp_forget(is_step=is_step)
         return is_step
@@ -202,29 +213,27 @@ class GradientHooks:
         """Remove the hooks; `prepare` puts them back if it finds a need."""
         for hook in self._hooks:
             hook.remove()
-        for parameter in self._parameters if self._only_measures else ():
+        for parameter in self._parameters if self._kind == _MEASURE else ():
             if not parameter._backward_hooks:  # Then nothing asks for hooks any more.
                 parameter._backward_hooks = None
-        self._only_measures = False
+        self._kind = _NOTHING
         self._hooks, self._nodes, self._hooked = [], [], []
         self._prepared_part = _NEVER
 
-    def _hook(self, *, hides: bool, only_measures: bool) -> None:
+    def _hook(self, kind: int) -> None:
         hooked = [parameter.requires_grad for parameter in self._parameters]
-        is_enough = (self._hides_too or not hides) and (
-            only_measures or not self._only_measures
-        )
-        if hooked == self._hooked and is_enough:
-            return  # Those that hide do no harm; another change of hooks costs more.
+        if hooked == self._hooked and kind <= self._kind:
+            return  # Hooks that do more do no harm; another change of them costs more.
         self.unhook()
-        self._hides_too, self._only_measures = hides, only_measures
+        self._kind, self._hooked = kind, hooked
         for parameter in self._parameters:
-            if parameter.requires_grad and only_measures and not _has_hooks(parameter):
+            if not parameter.requires_grad:
+                continue
+            if kind == _MEASURE and not _has_hooks(parameter):
                 register: Any = parameter.register_hook
                 self._hooks.append(register(self._reading(parameter)))
-            elif parameter.requires_grad:
+            else:
                 self._hook_one(parameter)
-        self._hooked = hooked
 
     def _reading(self, parameter: Tensor) -> Callable[[Tensor], Tensor | None]:
         """Return a hook for a parameter whose gradients are only measured."""
@@ -247,7 +256,7 @@ class GradientHooks:
 
         self._nodes.append(node)
         self._hooks.append(node.register_prehook(before))
-        if not self._hides_too:
+        if self._kind != _HIDE:
             return
         after = functools.partial(self._after_adding, parameter)
         if self._searches_unused:

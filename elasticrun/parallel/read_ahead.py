@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 
-from elasticrun.data.loop import RunningLoop
+from elasticrun.data.order.plan import RunningLoop
 from elasticrun.errors import ElasticRunError, warn_at_program
 from elasticrun.job import open_loop
 from elasticrun.job.loop import Loop

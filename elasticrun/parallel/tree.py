@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from elasticrun.data.order.partition import partition
+from elasticrun.data.order.shares import partition
 
 
 class TreeSum:

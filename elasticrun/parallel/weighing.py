@@ -14,8 +14,8 @@ from torch import Tensor
 from elasticrun.errors import ElasticRunError, frame_of_program
 from elasticrun.job.current import loader_if_any
 from elasticrun.job.in_step import InStep
-from elasticrun.job.leaving import line_of
 from elasticrun.job.loop import LoopedLoader, Part
+from elasticrun.job.open_loop import line_of
 
 Factor = Callable[[], Tensor | float]
 

@@ -24,7 +24,7 @@ from elasticrun import (
     request_stop,
     save_all_states,
 )
-from elasticrun.data.order.partition import Shares
+from elasticrun.data.order.shares import Shares
 from elasticrun.job.current import current_job
 from elasticrun.testing import Job, read_trace, samples_of_loop
 from tests.support.data import Numbers, batches_of
@@ -465,7 +465,7 @@ def test_a_batch_passes_one_boundary_and_asks_nobody() -> None:
         return calls_of(lambda: [None for _ in loader])
 
     few, many = iterate(10), iterate(110)
-    own = ("reach", "arrive", "advance", "popleft (C)", "append (C)")
+    own = ("reach", "arrive", "popleft (C)", "append (C)")
     for name in own:
         assert many.count(name) - few.count(name) == 100
     for name in ("acquire (C)", "wait", "write (C)", "fsync (C)", "monotonic (C)"):

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.checkpoint.stateful import Stateful
 
 from elasticrun import AdaptiveDataLoader, CheckpointError, LoopOrderError
-from elasticrun.data.order.partition import Shares
+from elasticrun.data.order.shares import Shares
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import remaining_epochs_until
 from tests.support.data import Numbers, batches_of

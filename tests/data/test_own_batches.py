@@ -27,7 +27,7 @@ from elasticrun import (
     remaining_epochs_until,
     request_stop,
 )
-from elasticrun.data.order.partition import Shares
+from elasticrun.data.order.shares import Shares
 from tests.support.data import Numbers
 from tests.support.generations import generation, run_once
 

@@ -19,7 +19,7 @@ from elasticrun import (
     save_all_states,
 )
 from elasticrun.checkpoint.states.generators import Generators, bytes_of, seed_all
-from elasticrun.data.order.partition import Shares
+from elasticrun.data.order.shares import Shares
 from tests.support.data import Draws, Numbers
 from tests.support.generations import (
     Crash,

@@ -20,6 +20,7 @@ from elasticrun import (
     request_stop,
 )
 from elasticrun.adaptive.step_time import TimedSteps
+from elasticrun.job.job import Job
 from tests.support.data import Numbers
 from tests.support.generations import run_once
 
@@ -56,8 +57,7 @@ def test_only_what_is_trained_with_is_timed() -> None:
     assert kinds(valid) == kinds(inner) == []
 
 
-@pytest.mark.usefixtures("job")
-def test_the_first_batch_and_measured_and_shorter_ones_are_not_timed() -> None:
+def test_the_first_batch_and_measured_and_shorter_ones_are_not_timed(job: Job) -> None:
     optimizer = make_trainer()
     loader = AdaptiveDataLoader(Numbers(50), 4, max_local_batch_size=2)
     times: Any = loader._state.times
@@ -67,11 +67,13 @@ def test_the_first_batch_and_measured_and_shorter_ones_are_not_timed() -> None:
         assert len(times._times[1, 1, 2.0, 2]) == 11 * (epoch + 1)
     assert list(times._times) == [(1, 1, 2.0, 2)]
     assert times.batch_size == 4
+    job.cuts_for_noise = lambda: True
     longer = AdaptiveDataLoader(Numbers(140), 4)
     for _ in longer:
         optimizer.step()
     times = longer._state.times
-    assert len(times._times[1, 1, 4.0, 1]) == 33  # Neither 0 nor 32.
+    assert list(times._times) == [(1, 1, 4.0, 1)]
+    assert len(times._times[1, 1, 4.0, 1]) == 31  # 0 and 32 are cut, and no like 1, 33.
 
 
 @pytest.mark.usefixtures("job")

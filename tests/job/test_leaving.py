@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tqdm import tqdm
 
-from elasticrun.job.leaving import is_called_by_for_loop, is_left_by_break
+from elasticrun.job.open_loop import is_called_by_for_loop, is_left_by_break
 
 Loop = Callable[[], Iterable[int]]
 

@@ -11,8 +11,7 @@ import pytest
 
 from elasticrun.checkpoint.position import Position
 from elasticrun.job.loop import LoopOfSteps
-from elasticrun.job.nesting import OpenLoops
-from elasticrun.job.progress import Progress
+from elasticrun.job.progress import OpenLoops, Progress
 
 
 def asked_while(thing: Any, name: str, goes_on: Callable[[], object]) -> Any:

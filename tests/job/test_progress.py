@@ -100,7 +100,7 @@ class Walk:
             if loop.ending != "end" and is_last:
                 self.progress.end_loop(is_finished=loop.ending == "break")
                 return
-            self.progress.advance(BATCH_SIZE)
+            self.progress.index += BATCH_SIZE
             self._pass_boundary()
         self.progress.end_loop(is_finished=True)
 
@@ -184,7 +184,7 @@ def test_an_exception_through_an_epoch_lets_the_next_epoch_loop_continue_it() ->
     assert progress.begin_loop("train") is not None
     progress.end_loop(is_finished=True)
     assert progress.begin_loop("valid") is not None
-    progress.advance(20)
+    progress.index += 20
     progress.end_loop(is_finished=False)
     progress.leave_epoch()
 
@@ -197,7 +197,7 @@ def test_a_loop_after_an_epoch_that_raised_gives_that_epoch_up() -> None:
     progress = Progress()
     enter_epoch(progress, 0)
     progress.begin_loop("train")
-    progress.advance(20)
+    progress.index += 20
     progress.end_loop(is_finished=False)
     progress.leave_epoch()
     start = progress.begin_loop("test")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from elasticrun.data.order.partition import partition
+from elasticrun.data.order.shares import partition
 from elasticrun.parallel.tree import TreeSum
 
 # Where the order of additions decides about the last bits.

@@ -30,8 +30,8 @@ from elasticrun import (
 )
 from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.checkpoint.states.generators import seed_generators
-from elasticrun.data.order.partition import partition
 from elasticrun.data.order.plan import loop_key
+from elasticrun.data.order.shares import partition
 from elasticrun.testing import Job
 from tests.support import numbered_streams
 from tests.support.data import Numbers

@@ -26,7 +26,7 @@ from elasticrun import (
     world_size,
 )
 from elasticrun.checkpoint.states.generators import seed_all
-from elasticrun.data.order.partition import Shares
+from elasticrun.data.order.shares import Shares
 from elasticrun.job.current import current_job
 from tests.support.data import Numbers
 from tests.support.generations import Crash, draw_from_each

@@ -7,8 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from elasticrun.data.order.batches import Batches
-from elasticrun.data.order.partition import Shares
-from elasticrun.data.order.shares import EvenShares, LoopShares
+from elasticrun.data.order.shares import EvenShares, LoopShares, Shares
 
 _RUNS_AHEAD = 100  # Of steps with one division, in which another one is looked for.
 

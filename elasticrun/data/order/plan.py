@@ -1,4 +1,4 @@
-"""The plan of one loop: which samples this replica reads in which micro-batch."""
+"""One loop over a loader: the plan of what this replica reads, and where it is."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elasticrun.checkpoint.seeding import derive_seed, derive_seeds
-from elasticrun.data.order.batches import Batches
+from elasticrun.data.order.batches import Batches, SizedBatches
 from elasticrun.data.order.shares import LoopShares, Share
-from elasticrun.job.loop import NOTHING, MicroBatch
+from elasticrun.job.loop import NOTHING, MicroBatch, Part
+from elasticrun.job.open_loop import LoopStart
 
 _CHUNK = 8192  # Positions whose indices are computed at once.
 
@@ -122,6 +124,80 @@ class LoopPlan:
                         indices,
                         own_seeds if self.seeding.each_sample else own_seeds[0],
                     )
+
+
+_NO_BATCHES = SizedBatches(((0, 1),), 0)
+NO_BATCH = MicroBatch(0, [], Part(0, 0, 0, 0, True, 0, 0, 1.0))
+
+
+def end_nothing() -> None:
+    """End what does not read."""
+
+
+@dataclass(slots=True, eq=False)
+class RunningLoop:
+    """All that changes while a loop runs.
+
+    Not attributes of the loader, which torch guards against being set.
+
+    Attributes:
+        start: Where in the job it began; None outside of loops.
+        first: The number of its first batch, had it not been interrupted.
+        begin: The number of the one with which it goes on.
+        num_batches: How many it has; None without an end.
+        key: What everything random in it depends on.
+        part_of: The name of the combined loader in whose loop it is a part.
+        end_reading: Ends what reads its batches, perhaps in workers.
+    """
+
+    where: str = "no loop"
+    start: LoopStart | None = None
+    batches: Batches = _NO_BATCHES
+    _: KW_ONLY
+    first: int = 0
+    begin: int = 0
+    num_batches: int | None = None
+    key: int = 0
+    part_of: str = ""
+    current: MicroBatch = NO_BATCH
+    end_reading: Callable[[], None] = end_nothing
+    thread: int = field(default_factory=get_ident)
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether its passes are without end, of which it may take a number."""
+        return self.start is not None and self.start.offset is not None
+
+    @property
+    def end(self) -> int:
+        """The number of the batch before which it ends."""
+        if self.num_batches is None:
+            return len(self.batches)
+        return self.first + self.num_batches
+
+    @property
+    def index(self) -> int:
+        """Its index before the current batch."""
+        return self.batches.start(self.current.number) - self.batches.start(self.first)
+
+
+def delivered(
+    loop: RunningLoop, in_flight: deque[MicroBatch], batches: Iterator[Any]
+) -> Iterator[Any]:
+    """Yield what was read, each batch when it has become the loop's current one.
+
+    `NOTHING` stands for a global batch of which all samples are other replicas': it has
+    its boundary here, too, so that all replicas count the same ones.
+    """
+    for batch in batches:
+        while in_flight[0].indices is NOTHING:
+            loop.current = in_flight.popleft()
+            yield NOTHING
+        loop.current = in_flight.popleft()
+        yield batch
+    while in_flight:
+        loop.current = in_flight.popleft()
+        yield NOTHING
 
 
 def loop_key(seed: int, epoch: int, loop: int, inside: tuple[int, ...] = ()) -> int:

@@ -6,9 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from elasticrun.data.loop import RunningLoop
-from elasticrun.data.order.partition import Shares
-from elasticrun.data.order.shares import shares_of
+from elasticrun.data.order.plan import RunningLoop
+from elasticrun.data.order.shares import Shares, shares_of
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.loop import NOTHING, MicroBatch
 from elasticrun.replicas.gathering import start_sum

@@ -21,7 +21,7 @@ from elasticrun.data.streams.iterables import streams_of
 from elasticrun.data.streams.learned import LearnedLanes
 from elasticrun.data.streams.stream_reader import StreamReader
 from elasticrun.data.streams.streams import InLanes, Streams, transform_error
-from elasticrun.data.workers.reading import DRY
+from elasticrun.data.workers.lanes import DRY
 
 _BLOCK = 16  # Samples that are read at once, where they are not mixed.
 

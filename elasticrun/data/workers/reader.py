@@ -1,42 +1,41 @@
-"""Reads the batches of a loop, in this process or by a plain DataLoader."""
+"""Reads the batches of a loop, in this process or by a plain DataLoader.
+
+In place of a data set, `InMemory` reads plain tensors a batch at a time. `Reader` reads
+where draws are to depend on the position alone, in workers for example: it is sent a
+`ReadRequest` for each batch, in place of a list of indices.
+"""
 
 from __future__ import annotations
 
 import gc
+import inspect
 import warnings
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing import forkserver
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.profiler import record_function
+from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import (
     DataLoader,
-    IterableDataset,
+    Dataset,
+    TensorDataset,
     default_collate,
     get_worker_info,
 )
 
-from elasticrun.data.order.batches import MAX_INDEX
-from elasticrun.data.order.lanes import Slots
+from elasticrun.checkpoint.states.generators import (
+    program_generators_kept,
+    seed_generators,
+)
 from elasticrun.data.order.plan import Cut, as_lists
 from elasticrun.data.workers.forking import sure_to_begin
-from elasticrun.data.workers.reading import (
-    DRY,
-    CollatingReader,
-    InMemory,
-    Reader,
-    batch_reading,
-    cut_into_tensors,
-    in_memory,
-    send_small_tensors_by_value,
-    takes_tensor,
-)
 from elasticrun.replicas.signals import (
     handled_stop_signals,
     ignore_stop_signals_in_worker,
@@ -44,6 +43,17 @@ from elasticrun.replicas.signals import (
 )
 
 _NAME_IN_PROFILES = "enumerate(DataLoader)#AdaptiveDataLoader.__next__"
+_TENSOR = (torch.Tensor, "torch.Tensor", "Tensor")
+
+# Data-set indices to read, in order (one may occur more than once), and a seed in
+# [0, 2**64) for the generators, or one for each sample. A plain tuple: it is sent to a
+# worker for every batch, and a class of its own takes several times as long to pickle.
+ReadRequest = tuple[list[int], int | list[int]]
+# Bytes of a tensor that is sent by value: up to here two to five times as many batches
+# a second arrive; from a mebibyte on, shared memory is the faster way.
+LARGEST = 1 << 17
+
+Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class BatchReader(ABC):
@@ -88,56 +98,39 @@ class Source(NamedTuple):
 
 def reader_of(
     loader: DataLoader[Any],
+    dataset: Any,
     *,
-    each_sample: bool,
-    is_ahead: bool,
-    has_lanes: bool,
-    is_shuffled: bool,
-    has_virtual: bool,
+    is_seeded: bool,
+    has_virtual: bool = False,
+    draws: bool = True,
 ) -> BatchReader:
     """Return what reads the next loop over a loader, as its arguments say.
 
     Args:
-        each_sample: Whether the generators are seeded before each sample.
-        is_ahead: Whether a batch is read before the program asks for it. What it drew
-            on the program's generators would be in the checkpoint of the batch before.
-        has_lanes: Whether the data set is read in streams.
-        is_shuffled: Whether their samples come in another order than they are in.
+        dataset: The loader's, or what stands for it.
+        is_seeded: Whether reading is seeded also in this process.
         has_virtual: Whether virtual replicas share out batches: then what reading and
             collating draws is the same here and in workers.
+        draws: Whether reading may draw at random.
     """
-    dataset: Any = loader.dataset
-    reader = Reader(dataset)
-    if has_lanes:
-        dataset = dataset.apart(is_shuffled=is_shuffled)
-        reader = Reader(dataset, draws=dataset.draws)
-    has_slots = has_lanes and isinstance(dataset.lanes, Slots)
-    if has_slots or (has_lanes and loader.num_workers):
-        return _ByLanes(loader, reader, has_slots=has_slots)
-    is_seeded = each_sample or is_ahead or has_virtual
-    source = _source(loader, reader, is_seeded=is_seeded)
-    if has_virtual and source.is_seeded and loader.num_workers == 0:
-        source = source._replace(
-            dataset=CollatingReader(reader, source.collate), collate=_unchanged
-        )
-    if loader.num_workers or loader.pin_memory:
-        return _ByTorch(loader, source, pin_memory=loader.pin_memory)
-    return _Here(source)
-
-
-def _source(loader: DataLoader[Any], reader: Reader, *, is_seeded: bool) -> Source:
-    dataset = reader.dataset
-    is_here = loader.num_workers == 0
-    whole = in_memory(dataset, loader.collate_fn)
+    is_here, collate = loader.num_workers == 0, loader.collate_fn
+    whole = in_memory(dataset, collate)
     if whole is not None and (is_here or whole.device.type == "cpu"):
-        # Nothing is drawn there, so nothing is seeded.
+        # Tensors are indexed, a batch at once. Nothing is drawn, so nothing is seeded.
         cut = cut_into_tensors(whole.device) if is_here else as_lists
-        return Source(whole, _unchanged, False, cut)
-    if is_seeded or not is_here:
-        return Source(reader, loader.collate_fn, True, as_lists)
-    is_by_tensor = takes_tensor(dataset)
-    cut = cut_into_tensors(None) if is_by_tensor else as_lists
-    return Source(dataset, loader.collate_fn, False, cut)
+        source = Source(whole, unchanged, False, cut)
+    elif is_seeded or not is_here:
+        reader = Reader(dataset, draws=draws)
+        source = Source(reader, collate, True, as_lists)
+        if has_virtual and is_here:
+            source = Source(CollatingReader(reader, collate), unchanged, True, as_lists)
+    else:
+        # The data set draws on the program's own generators, as with torch's loader.
+        cut = cut_into_tensors(None) if takes_tensor(dataset) else as_lists
+        source = Source(dataset, collate, False, cut)
+    if is_here and not loader.pin_memory:
+        return _Here(source)
+    return ByTorch(loader, source, pin_memory=loader.pin_memory)
 
 
 class _Here(BatchReader):
@@ -166,7 +159,7 @@ class _Here(BatchReader):
         del batches
 
 
-class _ByTorch(BatchReader):
+class ByTorch(BatchReader):
     """Reads by a plain DataLoader, in workers or to pin memory."""
 
     def __init__(
@@ -198,111 +191,6 @@ class _ByTorch(BatchReader):
             batches._shutdown_workers()
 
 
-class _ByLanes(BatchReader):
-    """Reads each lane in one worker only, in sequence.
-
-    A worker is asked for its lanes' samples of each micro-batch. It collates them, and
-    the pieces are joined here; with a `collate_fn` of the program's own, the samples
-    come here, and are collated here. Each sample has a seed of its own, since which
-    worker reads it with which others depends on how many there are.
-    """
-
-    is_seeded = True
-    cut = staticmethod(as_lists)
-    names_lanes = True
-
-    def __init__(
-        self, loader: DataLoader[Any], reader: Reader, *, has_slots: bool
-    ) -> None:
-        self._num_workers = max(loader.num_workers, 1)
-        self._has_slots = has_slots
-        self._collate = loader.collate_fn
-        self._is_default = self._collate is default_collate
-        self._is_pinned = loader.pin_memory
-        collate = partial(
-            _present, _collated_if_any if self._is_default else _unchanged
-        )
-        source = Source(reader, collate, True, as_lists)
-        self._by_torch = _ByTorch(loader, source, pin_memory=False)
-        self._pieces: Iterator[Any] = iter(())
-
-    def start(self, plan: Iterable[Any], key: int) -> Iterator[Any]:
-        places: deque[list[list[int]]] = deque()
-        offset = key * MAX_INDEX if self._has_slots else 0
-        dealt = self._dealt(plan, places, offset)
-        self._pieces = self._by_torch.start(dealt, key)
-        batches = self._batches(self._pieces, places)
-        if not self._is_pinned:
-            return batches
-        return iter(
-            DataLoader(_Read(batches), None, collate_fn=_unchanged, pin_memory=True)
-        )
-
-    def _dealt(
-        self, plan: Iterable[Any], places: deque[list[list[int]]], offset: int
-    ) -> Iterator[Any]:
-        """Yield what each worker is asked for, which torch sends to them in turn."""
-        for indices, seeds, lanes in plan:
-            own: list[list[int]] = [[] for _ in range(self._num_workers)]
-            for place, lane in enumerate(lanes):
-                own[lane % self._num_workers].append(place)
-            places.append(own)
-            for read in own:
-                yield [indices[p] + offset for p in read], [seeds[p] for p in read]
-
-    def _batches(
-        self, pieces: Iterator[Any], places: deque[list[list[int]]]
-    ) -> Iterator[Any]:
-        """Yield the batches that the workers' pieces make.
-
-        With slots, each comes with the places that there are samples in.
-        """
-        while every := list(islice(pieces, self._num_workers)):
-            read, own = [], []
-            for (present, piece), asked in zip(every, places.popleft(), strict=True):
-                if present:
-                    read.append(piece)
-                    own.append([asked[at] for at in present])
-            slots = sorted(chain(*own))
-            if slots and len(slots) <= slots[-1]:  # Some between them are empty.
-                places_of = {slot: place for place, slot in enumerate(slots)}
-                own = [[places_of[slot] for slot in each] for each in own]
-            batch = self._joined(read, own) if read else None
-            yield (slots, batch) if self._has_slots else batch
-
-    def _joined(self, read: list[Any], own: list[list[int]]) -> Any:
-        if self._is_default:
-            return joined(read, own)
-        samples = dict(zip(chain(*own), chain(*read), strict=True))
-        return self._collate([samples[place] for place in sorted(samples)])
-
-    def end(self, batches: Iterator[Any]) -> None:
-        del batches
-        self._by_torch.end(self._pieces)
-
-
-def _collated_if_any(samples: list[Any]) -> Any:
-    return default_collate(samples) if samples else None
-
-
-def _present(
-    collate: Callable[[Any], Any], samples: list[Any]
-) -> tuple[list[int], Any]:
-    """Return where among samples there are any, and what these make."""
-    present = [place for place, sample in enumerate(samples) if sample is not DRY]
-    return present, collate([samples[place] for place in present])
-
-
-class _Read(IterableDataset[Any]):
-    """Batches that were read already, for torch to pin."""
-
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._batches
-
-
 class _Requests:
     """The batch sampler of the inner DataLoader; each loop gives it a plan."""
 
@@ -312,7 +200,7 @@ class _Requests:
         return iter(self.plan)
 
 
-def _unchanged(batch: Any) -> Any:
+def unchanged(batch: Any) -> Any:
     """Return a batch as it is: what was read is collated already."""
     return batch
 
@@ -382,31 +270,186 @@ class WorkerInit:
             self._user_function(worker_id)
 
 
-def joined(pieces: Sequence[Any], places: Sequence[Sequence[int]]) -> Any:
-    """Return what torch's default collate makes of all samples in their order.
+class Reader(Dataset[Any]):
+    """A map-style data set that is read by `ReadRequest`.
+
+    Seeded are Python's `random`, NumPy's global generator and torch's CPU generator. A
+    worker process belongs to its loader, so they are left as the last sample left
+    them; in the main process the program's own generators continue undisturbed.
 
     Args:
-        pieces: What it has made of the samples of each worker that has any.
-        places: Where these samples are in the batch.
+        draws: Whether reading may draw at random; else nothing is seeded.
     """
-    if len(pieces) == 1:
-        return pieces[0]
-    first = pieces[0]
-    if isinstance(first, Tensor):
-        order = torch.tensor([place for own in places for place in own])
-        whole = torch.cat(list(pieces))
-        return torch.empty_like(whole).index_copy_(0, order, whole)
-    if isinstance(first, Mapping):
-        merged = {key: joined([p[key] for p in pieces], places) for key in first}
-        kind: Any = type(first)
-        return merged if kind is dict else kind(merged)
-    if not first:
-        return first
-    if isinstance(first[0], (str, bytes)):
-        samples: list[Any] = [None] * sum(map(len, places))
-        for piece, own in zip(pieces, places, strict=True):
-            for place, sample in zip(own, piece, strict=True):
-                samples[place] = sample
-        return type(first)(samples)
-    fields = [joined(own, places) for own in zip(*pieces, strict=True)]
-    return type(first)(*fields) if hasattr(first, "_fields") else type(first)(fields)
+
+    def __init__(self, dataset: Any, *, draws: bool = True) -> None:
+        self.dataset = dataset
+        self._draws = draws
+        self._takes_tensor = takes_tensor(dataset)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, request: ReadRequest) -> Sequence[Any]:
+        """Return the samples of the request, in its order."""
+        if get_worker_info() is not None or not self._draws:
+            return self.read_seeded(*request)
+        with program_generators_kept():
+            return self.read_seeded(*request)
+
+    def read_seeded(self, indices: list[int], seed: int | list[int]) -> Sequence[Any]:
+        """Return samples; the generators are left as the last one left them."""
+        if not self._draws:
+            return batch_reading(self.dataset)(indices)
+        if isinstance(seed, list):
+            return self._read_each_seeded(indices, seed)
+        seed_generators(seed)
+        wanted = torch.tensor(indices) if self._takes_tensor else indices
+        return batch_reading(self.dataset)(wanted)
+
+    def _read_each_seeded(self, indices: list[int], seeds: list[int]) -> list[Any]:
+        reads_items = _has_item_access(self.dataset) or not _has_batch_access(
+            self.dataset
+        )
+        samples = []
+        for index, seed in zip(indices, seeds, strict=True):
+            seed_generators(seed)
+            if reads_items:
+                samples.append(self.dataset[index])
+            else:
+                one = torch.tensor([index]) if self._takes_tensor else [index]
+                samples.extend(self.dataset.__getitems__(one))
+        return samples
+
+
+class CollatingReader(Dataset[Any]):
+    """Reads in the main process, and collates, with what a worker would draw for it."""
+
+    def __init__(self, reader: Reader, collate: Callable[[Any], Any]) -> None:
+        self._reader = reader
+        self._collate = collate
+
+    def __getitems__(self, request: ReadRequest) -> Any:
+        with program_generators_kept():
+            return self._collate(self._reader.read_seeded(*request))
+
+
+def batch_reading(dataset: Any) -> Callable[[Any], Sequence[Any]]:
+    """Return what reads the samples at indices, in the way of torch's own fetcher."""
+    if _has_batch_access(dataset):
+        read: Callable[[Any], Sequence[Any]] = dataset.__getitems__
+        return read
+    return lambda indices: [dataset[index] for index in indices]
+
+
+def _has_batch_access(dataset: Any) -> bool:
+    return bool(getattr(dataset, "__getitems__", None))
+
+
+def takes_tensor(dataset: Any) -> bool:
+    """Return whether `__getitems__` wants a tensor: its parameter is annotated so.
+
+    A list of a few hundred integers takes longer to index with than the batch.
+    """
+    method = getattr(type(dataset), "__getitems__", None)
+    if method is None:
+        return False
+    try:
+        parameters = list(inspect.signature(method).parameters.values())
+    except (TypeError, ValueError):  # A method of C, which has no signature.
+        return False
+    return len(parameters) > 1 and parameters[1].annotation in _TENSOR
+
+
+def _has_item_access(dataset: Any) -> bool:
+    """Return whether `dataset[index]` works; torch's base class has a stub for it."""
+    method = getattr(type(dataset), "__getitem__", None)
+    return method is not None and method is not Dataset.__getitem__
+
+
+def send_small_tensors_by_value() -> None:
+    """Let this process, a DataLoader worker, send them inside its messages.
+
+    Torch moves every tensor into shared memory and sends a file descriptor. For a few
+    kilobytes, these system calls take several times as long as sending the bytes.
+    """
+    ForkingPickler.register(torch.Tensor, _reduce)
+
+
+def _reduce(tensor: torch.Tensor) -> Reduced:
+    # Neither way keeps these two flags, so that torch would deliver other values.
+    tensor = tensor.resolve_conj().resolve_neg()
+    if not _is_plain(tensor) or not 0 < tensor.nbytes <= LARGEST:
+        reduced: Reduced = reduce_tensor(tensor)  # type: ignore[no-untyped-call]
+        return reduced
+    data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return _rebuild, (data, tensor.dtype, tuple(tensor.shape))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether its bytes, type and shape are all that there is to it."""
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not (tensor.is_nested or tensor.is_quantized or tensor.requires_grad)
+        and tensor.is_contiguous()
+    )
+
+
+def _rebuild(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    # A copy in memory of torch's own, aligned and resizable as any other tensor's.
+    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape).clone()
+
+
+class InMemory:
+    """The tensors of a plain `TensorDataset`, a batch by one indexing operation.
+
+    To read samples one by one and collate them takes fifty times as long.
+    What comes out has the bits, the form and the strides that reading sample by sample
+    and torch's default collate give.
+    """
+
+    def __init__(self, dataset: TensorDataset) -> None:
+        self.dataset = dataset
+        self.device = dataset.tensors[0].device
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, indices: Tensor) -> list[Tensor]:
+        """Return one tensor of the batch for each tensor of the data set."""
+        indices = torch.as_tensor(indices)  # A worker is sent a list.
+        try:
+            return [tensor.index_select(0, indices) for tensor in self.dataset.tensors]
+        except IndexError as error:
+            wrong = indices[(indices < 0) | (indices >= len(self))].tolist()
+            raise IndexError(
+                f"the sampler, or the batch sampler, gives the index {wrong[0]}, but "
+                f"the data set has {len(self)} samples, which count from 0."
+            ) from error
+
+
+def in_memory(dataset: Any, collate: Any) -> InMemory | None:
+    """Return the data set for reading by batches; None where that could differ."""
+    if type(dataset) is not TensorDataset or collate is not default_collate:
+        return None
+    tensors = dataset.tensors
+    is_plain = all(
+        type(tensor) is Tensor
+        and tensor.layout is torch.strided
+        and tensor.device == tensors[0].device
+        # Stacking samples keeps neither of these.
+        and not (tensor.is_conj() or tensor.is_neg())
+        and not (tensor.requires_grad or tensor.is_quantized)
+        for tensor in tensors
+    )
+    return InMemory(dataset) if is_plain else None
+
+
+def cut_into_tensors(device: torch.device | None) -> Cut:
+    """Return what cuts indices into tensors, moved to a device all at once."""
+
+    def cut(indices: NDArray[np.int64], lengths: list[int]) -> Sequence[Tensor]:
+        whole = torch.from_numpy(indices)
+        return (whole if device is None else whole.to(device)).split_with_sizes(lengths)
+
+    return cut

@@ -11,7 +11,7 @@ import torch
 from accelerate.utils import recursively_apply
 from torch import Tensor
 
-from elasticrun.data.order.partition import partition
+from elasticrun.data.order.shares import partition
 
 
 @dataclass(eq=False)

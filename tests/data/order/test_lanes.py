@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from elasticrun.data.order.batches import MAX_INDEX, SizedBatches
 from elasticrun.data.order.lanes import Lanes
 from elasticrun.data.order.loop_orders import Passes
-from elasticrun.data.order.partition import Shares
 from elasticrun.data.order.plan import LoopPlan
-from elasticrun.data.order.shares import LaneShares
+from elasticrun.data.order.shares import LaneShares, Shares
 
 lengths = st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any)
 any_lanes = st.builds(

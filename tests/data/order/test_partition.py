@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticrun.data.order.partition import Shares, partition
+from elasticrun.data.order.shares import Shares, partition
 
 world_sizes = st.integers(1, 20)
 indices = st.integers(0, 10**12)

@@ -25,13 +25,11 @@ from elasticrun import (
     remaining_epochs_until,
     request_stop,
 )
-from elasticrun.data.loop import RunningLoop
 from elasticrun.data.order.batches import MAX_INDEX, SizedBatches
-from elasticrun.data.order.partition import Shares
-from elasticrun.data.order.plan import LoopPlan, Seeding
-from elasticrun.data.order.shares import LaneShares
+from elasticrun.data.order.plan import LoopPlan, RunningLoop, Seeding
+from elasticrun.data.order.shares import LaneShares, Shares
 from elasticrun.data.streams.settling import Settling, settled
-from elasticrun.data.workers.reading import DRY
+from elasticrun.data.workers.lanes import DRY
 from elasticrun.job.loop import NOTHING, Part
 from elasticrun.testing import read_trace
 from tests.support.generations import generation, run_once

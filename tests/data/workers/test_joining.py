@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
-from elasticrun.data.workers.reader import joined
+from elasticrun.data.workers.lanes import joined
 
 Pair = namedtuple("Pair", "x y")
 

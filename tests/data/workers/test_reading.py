@@ -12,7 +12,7 @@ import torch
 from numpy.random import mtrand
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset, default_collate
 
-from elasticrun.data.workers.reading import Reader, ReadRequest
+from elasticrun.data.workers.reader import Reader, ReadRequest
 
 Draws = tuple[int, float, float, float, float]
 

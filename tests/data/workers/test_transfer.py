@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from elasticrun import AdaptiveDataLoader
-from elasticrun.data.workers import reading
+from elasticrun.data.workers import reader
 from tests.support.data import Numbers
 
 pytestmark = pytest.mark.usefixtures("job")
 
 BOTH_SIZES = [
-    torch.arange(reading.LARGEST, dtype=torch.uint8),
-    torch.arange(reading.LARGEST + 1, dtype=torch.uint8),
+    torch.arange(reader.LARGEST, dtype=torch.uint8),
+    torch.arange(reader.LARGEST + 1, dtype=torch.uint8),
 ]
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),

@@ -1,0 +1,189 @@
+"""Reads data in streams: each lane in one worker only, in sequence."""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from elasticrun.data.order.batches import MAX_INDEX
+from elasticrun.data.order.lanes import Slots
+from elasticrun.data.order.plan import as_lists
+from elasticrun.data.workers.reader import (
+    BatchReader,
+    ByTorch,
+    Reader,
+    Source,
+    reader_of,
+    unchanged,
+)
+
+
+class _Dry(enum.Enum):  # Of which there is one, also after it was sent.
+    DRY = enum.auto()
+
+
+# What is read for a sample that a lane does not have any more.
+DRY = _Dry.DRY
+
+
+def reader_of_lanes(
+    loader: DataLoader[Any], *, is_shuffled: bool, is_seeded: bool
+) -> BatchReader:
+    """Return what reads the next loop over a loader whose data set has lanes.
+
+    Args:
+        is_shuffled: Whether samples come in another order than they are in.
+        is_seeded: As of `reader_of`.
+    """
+    given: Any = loader.dataset
+    dataset = given.apart(is_shuffled=is_shuffled)
+    has_slots = isinstance(dataset.lanes, Slots)
+    if has_slots or loader.num_workers:
+        reader = Reader(dataset, draws=dataset.draws)
+        return _ByLanes(loader, reader, has_slots=has_slots)
+    return reader_of(loader, dataset, is_seeded=is_seeded, draws=dataset.draws)
+
+
+class _ByLanes(BatchReader):
+    """Reads each lane in one worker only, in sequence.
+
+    A worker is asked for its lanes' samples of each micro-batch. It collates them, and
+    the pieces are joined here; with a `collate_fn` of the program's own, the samples
+    come here, and are collated here. Each sample has a seed of its own, since which
+    worker reads it with which others depends on how many there are.
+    """
+
+    is_seeded = True
+    cut = staticmethod(as_lists)
+    names_lanes = True
+
+    def __init__(
+        self, loader: DataLoader[Any], reader: Reader, *, has_slots: bool
+    ) -> None:
+        self._num_workers = max(loader.num_workers, 1)
+        self._has_slots = has_slots
+        self._collate = loader.collate_fn
+        self._is_default = self._collate is default_collate
+        self._is_pinned = loader.pin_memory
+        collate = partial(_present, _collated_if_any if self._is_default else unchanged)
+        source = Source(reader, collate, True, as_lists)
+        self._by_torch = ByTorch(loader, source, pin_memory=False)
+        self._pieces: Iterator[Any] = iter(())
+
+    def start(self, plan: Iterable[Any], key: int) -> Iterator[Any]:
+        places: deque[list[list[int]]] = deque()
+        offset = key * MAX_INDEX if self._has_slots else 0
+        dealt = self._dealt(plan, places, offset)
+        self._pieces = self._by_torch.start(dealt, key)
+        batches = self._batches(self._pieces, places)
+        if not self._is_pinned:
+            return batches
+        return iter(
+            DataLoader(_Read(batches), None, collate_fn=unchanged, pin_memory=True)
+        )
+
+    def _dealt(
+        self, plan: Iterable[Any], places: deque[list[list[int]]], offset: int
+    ) -> Iterator[Any]:
+        """Yield what each worker is asked for, which torch sends to them in turn."""
+        for indices, seeds, lanes in plan:
+            own: list[list[int]] = [[] for _ in range(self._num_workers)]
+            for place, lane in enumerate(lanes):
+                own[lane % self._num_workers].append(place)
+            places.append(own)
+            for read in own:
+                yield [indices[p] + offset for p in read], [seeds[p] for p in read]
+
+    def _batches(
+        self, pieces: Iterator[Any], places: deque[list[list[int]]]
+    ) -> Iterator[Any]:
+        """Yield the batches that the workers' pieces make.
+
+        With slots, each comes with the places that there are samples in.
+        """
+        while every := list(islice(pieces, self._num_workers)):
+            # What each worker has read of the batch, and where in it that belongs. It
+            # has read nothing of a lane that has ended.
+            read, own = [], []
+            for (present, piece), asked in zip(every, places.popleft(), strict=True):
+                if present:
+                    read.append(piece)
+                    own.append([asked[at] for at in present])
+            # Where slots between them are empty, samples have other places in what is
+            # collated than in the batch.
+            slots = sorted(chain(*own))
+            if slots and len(slots) <= slots[-1]:
+                places_of = {slot: place for place, slot in enumerate(slots)}
+                own = [[places_of[slot] for slot in each] for each in own]
+            batch = self._joined(read, own) if read else None
+            yield (slots, batch) if self._has_slots else batch
+
+    def _joined(self, read: list[Any], own: list[list[int]]) -> Any:
+        if self._is_default:
+            return joined(read, own)
+        samples = dict(zip(chain(*own), chain(*read), strict=True))
+        return self._collate([samples[place] for place in sorted(samples)])
+
+    def end(self, batches: Iterator[Any]) -> None:
+        del batches
+        self._by_torch.end(self._pieces)
+
+
+def _collated_if_any(samples: list[Any]) -> Any:
+    return default_collate(samples) if samples else None
+
+
+def _present(
+    collate: Callable[[Any], Any], samples: list[Any]
+) -> tuple[list[int], Any]:
+    """Return where among samples there are any, and what these make."""
+    present = [place for place, sample in enumerate(samples) if sample is not DRY]
+    return present, collate([samples[place] for place in present])
+
+
+class _Read(IterableDataset[Any]):
+    """Batches that were read already, for torch to pin."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._batches
+
+
+def joined(pieces: Sequence[Any], places: Sequence[Sequence[int]]) -> Any:
+    """Return what torch's default collate makes of all samples in their order.
+
+    Args:
+        pieces: What it has made of the samples of each worker that has any.
+        places: Where these samples are in the batch.
+    """
+    if len(pieces) == 1:
+        return pieces[0]
+    first = pieces[0]
+    if isinstance(first, Tensor):
+        order = torch.tensor([place for own in places for place in own])
+        whole = torch.cat(list(pieces))
+        return torch.empty_like(whole).index_copy_(0, order, whole)
+    if isinstance(first, Mapping):
+        merged = {key: joined([p[key] for p in pieces], places) for key in first}
+        kind: Any = type(first)
+        return merged if kind is dict else kind(merged)
+    if not first:
+        return first
+    if isinstance(first[0], (str, bytes)):
+        samples: list[Any] = [None] * sum(map(len, places))
+        for piece, own in zip(pieces, places, strict=True):
+            for place, sample in zip(own, piece, strict=True):
+                samples[place] = sample
+        return type(first)(samples)
+    fields = [joined(own, places) for own in zip(*pieces, strict=True)]
+    return type(first)(*fields) if hasattr(first, "_fields") else type(first)(fields)
