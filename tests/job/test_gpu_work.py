@@ -159,6 +159,7 @@ def what_waiting_costs(directory: str) -> tuple[bool, str, float]:
         return *told, now[0] - before
 
 
+@pytest.mark.slow
 def test_a_rescue_is_on_where_waiting_costs_a_hundredth_of_a_step_at_most(
     tmp_path: Path,
 ) -> None:
