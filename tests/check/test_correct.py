@@ -141,8 +141,8 @@ def test_virtual_replicas_are_compared_bit_by_bit(tmp_path: Path) -> None:
     assert found.report.stages[-1].text == "2 to 1"
     assert not found.report.not_compared
     assert found.report.notes == ["3 replicas are more than 2 virtual ones"]
-    scaled = "(1 + 3e-7 * elasticrun.world_size())"  # Which rounding might explain.
-    script.write_text(text.replace("(model(x)", f"({scaled} * model(x)"))
+    scaled = "(1 + 1e-9 * elasticrun.world_size()) * float("  # Rounding explains it.
+    script.write_text(text.replace("score.error = float(", f"score.error = {scaled}"))
     found = check(tmp_path, "virtual.py", *options, "--replicas", "1,2")
     assert found.code == 1, found.report
     assert "another number of replicas changes" in as_text(found.report)
