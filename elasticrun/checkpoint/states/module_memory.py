@@ -220,7 +220,7 @@ class _Watched:
         if places != self._places:  # Where they were may be no memory any more.
             self._places = places
             parts = [self._part(each) for each in self.tensors]
-            self._views = [each.numpy().data for each in parts if not each.is_cuda]
+            self._views = [p.numpy().data for p in parts if not p.is_cuda]
             self._on_gpu = [each for each in parts if each.is_cuda]
         return b"".join(self._views)
 
