@@ -28,7 +28,7 @@ from elasticrun.data.loop import NO_BATCH, RunningLoop, delivered, trace_batch
 from elasticrun.data.looped import Looped
 from elasticrun.data.order.batches import SizedBatches, SizePlan
 from elasticrun.data.order.lanes import LanesAsSampler
-from elasticrun.data.order.loop_orders import ListedOrder, Passes, SampleOrder
+from elasticrun.data.order.loop_orders import ListedOrder, SampleOrder
 from elasticrun.data.order.maps import NoBatchSampler, as_map, check_sampler
 from elasticrun.data.order.partition import Shares
 from elasticrun.data.order.plan import LoopPlan, Order, Seeding
@@ -161,6 +161,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             dataset,
             sampler,
             batch_sampler,
+            shuffle=bool(shuffle),
             rank=job.rank,
             world_size=job.world_size,
         )
@@ -419,11 +420,10 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         self, loop: RunningLoop, order: Order, cuts: Cuts | None = None
     ) -> LoopShares:
         """Return what this replica reads of each global batch of a loop."""
-        lanes = self._lanes
-        if lanes is None:
+        if self._lanes is None:
             return EvenShares(loop.batches, self.shares, cuts)
-        length = order.length if isinstance(order, Passes) else len(lanes)
-        return LaneShares(loop.batches, self.shares, cuts, lanes, length)
+        lanes: Any = order  # A `LanesOrder`.
+        return LaneShares(loop.batches, self.shares, cuts, lanes)
 
     def _read(
         self, loop: RunningLoop, order: Order, cuts: Cuts | None = None

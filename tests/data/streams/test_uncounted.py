@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +29,7 @@ from elasticrun import (
 from elasticrun.data.loop import RunningLoop
 from elasticrun.data.order.batches import MAX_INDEX, SizedBatches
 from elasticrun.data.order.partition import Shares
+from elasticrun.data.order.permutation import Permutation
 from elasticrun.data.order.plan import LoopPlan, Seeding
 from elasticrun.data.order.shares import LaneShares
 from elasticrun.data.streams.settling import Settling, settled
@@ -57,7 +59,10 @@ def settings(draw: Any) -> dict[str, Any]:
 def slots_of(run: dict[str, Any]) -> tuple[int, list[int]]:
     """Return how many lanes there are, and how many samples each of them has."""
     num_lanes = min(run["lanes"], len(run["lengths"]))
-    return num_lanes, [sum(run["lengths"][n::num_lanes]) for n in range(num_lanes)]
+    lengths = np.array(run["lengths"])
+    if run["is_shuffled"]:
+        lengths = lengths[Permutation(len(lengths), KEY).take(np.arange(len(lengths)))]
+    return num_lanes, [int(lengths[n::num_lanes].sum()) for n in range(num_lanes)]
 
 
 def size_of(run: dict[str, Any], number: int) -> int:
@@ -80,8 +85,8 @@ def delivered(run: dict[str, Any], begin: int, rank: int, world_size: int) -> De
     shares = Shares(rank, world_size, run["max_local"], run["is_padded"])
     plan = LoopPlan(
         batches,
-        LaneShares(batches, shares, None, lanes, len(lanes)),
-        lanes.take,
+        LaneShares(batches, shares, None, lanes),
+        lanes,
         first=begin,
         end=len(batches),
         seeding=Seeding(0, True),
