@@ -27,6 +27,9 @@ from elasticrun.data.order.permutation import Permutation
 from elasticrun.data.order.plan import Order
 
 _NUM_BATCHES_CHECKED = 20
+# Begins the checksum of an order of streams, and tells how they are dealt: those of
+# earlier versions are a number.
+STREAMS = "blocks of streams "
 _NUM_CHECKED = 1000  # Entries of a user's order that its checksum looks at.
 # From the number of a batch to its indices.
 Lists = Callable[[int], NDArray[np.int64]]
@@ -51,12 +54,12 @@ class SampleOrder:
     sampler: Any
 
     @property
-    def checksum(self) -> int | None:
+    def checksum(self) -> int | str | None:
         """A checksum of entries from all over a user's sampler; None without one."""
         if self.sampler is None:
             return None
         if isinstance(self.sampler, LanesAsSampler):
-            return self.sampler.checksum
+            return f"{STREAMS}{self.sampler.checksum:08x}"
         step = max(1, self.length // _NUM_CHECKED)
         positions = np.arange(0, self.length, step, dtype=np.int64)
         return _checksum(order_of_map(self.sampler, key=0)(positions))

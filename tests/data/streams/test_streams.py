@@ -203,6 +203,34 @@ def test_other_lengths_are_no_resume(tmp_path: Path) -> None:
         run_once(lambda: script(11, 19), tmp_path)
 
 
+def test_data_may_grow_between_epochs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def script(*lengths: int, stop: bool = False) -> list[list[int]]:
+        streams = Numbers(*lengths, lanes=3, window=5)
+        loader = AdaptiveDataLoader(streams, 4, shuffle=True, name="train")
+        delivered = []
+        for _ in remaining_epochs_until(1 if stop else 3):
+            delivered.append(flat(loader))
+        return delivered
+
+    run_once(lambda: script(10, 20, stop=True), tmp_path)
+    [second, third] = run_once(lambda: script(10, 20, 7), tmp_path)
+    assert sorted(second) == sorted(third) == list(range(37))
+    assert "`train` have changed since the last epoch: they had 30" in caplog.text
+
+
+def test_streams_of_an_earlier_version_are_no_resume(tmp_path: Path) -> None:
+    """Which dealt them whole; the order was a number in the fingerprint."""
+    with generation():
+        loader = AdaptiveDataLoader(Numbers(10, 20), 4, shuffle=True)
+        next(iter(loader))
+        state = loader.state_dict()
+        state["fingerprint"]["order"] = 1234
+    with generation(), pytest.raises(CheckpointError, match="as earlier versions"):
+        AdaptiveDataLoader(Numbers(10, 20), 4, shuffle=True).load_state_dict(state)
+
+
 def test_empty_and_missing_streams_are_refused(job: Any) -> None:
     with pytest.raises(ValueError, match="Numbers has no streams"):
         Numbers()
