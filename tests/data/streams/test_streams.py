@@ -209,10 +209,7 @@ def test_data_may_grow_between_epochs(
     def script(*lengths: int, stop: bool = False) -> list[list[int]]:
         streams = Numbers(*lengths, lanes=3, window=5)
         loader = AdaptiveDataLoader(streams, 4, shuffle=True, name="train")
-        delivered = []
-        for _ in remaining_epochs_until(1 if stop else 3):
-            delivered.append(flat(loader))
-        return delivered
+        return [flat(loader) for _ in remaining_epochs_until(1 if stop else 3)]
 
     run_once(lambda: script(10, 20, stop=True), tmp_path)
     [second, third] = run_once(lambda: script(10, 20, 7), tmp_path)
