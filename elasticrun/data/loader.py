@@ -41,7 +41,7 @@ from elasticrun.data.order.shares import (
 )
 from elasticrun.data.step_times import StepTimes
 from elasticrun.data.streams.mixed import Mixed
-from elasticrun.data.streams.settling import Settling, settled
+from elasticrun.data.streams.settling import Settling, full, settled
 from elasticrun.data.streams.streams import InLanes, lanes_of
 from elasticrun.data.streams.uncounted import Uncounted, need_lengths, with_lanes
 from elasticrun.data.workers.changes import Seen, changed, seen
@@ -452,17 +452,31 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         )
         batches = reader.start(plan, loop.key)
         loop.end_reading = partial(reader.end, batches)
+        if isinstance(self.dataset, Uncounted) and self.drop_last:
+            assert loop.start is not None
+            return full(
+                loop,
+                plan.in_flight,
+                batches,
+                self._settling(self.dataset),
+                at=loop.start.at,
+                collate=self._collated,
+            )
         if self.device is not None:
             batches = on_device(batches, self.device, is_ahead=self._is_ahead)
         if isinstance(self.dataset, Uncounted):
-            num_lanes = self.dataset.lanes.num_lanes
-            how = Settling(self.shares, self.drop_last, num_lanes, self._padding)
+            how = self._settling(self.dataset)
             return settled(loop, plan.in_flight, batches, how)
         return delivered(loop, plan.in_flight, batches)
 
-    def _padding(self) -> Any:
-        assert isinstance(self.dataset, Uncounted)
-        batch = self.collate_fn([self.dataset.padding()])
+    def _settling(self, streams: Uncounted) -> Settling:
+        def padding() -> Any:
+            return self._collated([streams.padding()])
+
+        return Settling(self.shares, streams.lanes.num_lanes, padding)
+
+    def _collated(self, samples: list[Any]) -> Any:
+        batch = self.collate_fn(samples)
         return batch if self.device is None else moved(batch, self.device)
 
     def _reader(self) -> BatchReader:

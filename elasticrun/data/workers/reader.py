@@ -113,7 +113,8 @@ def reader_of(
         reader = Reader(dataset, draws=dataset.draws)
     has_slots = has_lanes and isinstance(dataset.lanes, Slots)
     if has_slots or (has_lanes and loader.num_workers):
-        return _ByLanes(loader, reader, has_slots=has_slots)
+        are_collated = not (has_slots and loader.drop_last)
+        return _ByLanes(loader, reader, has_slots=has_slots, are_collated=are_collated)
     is_seeded = each_sample or is_ahead or has_virtual
     source = _source(loader, reader, is_seeded=is_seeded)
     if has_virtual and source.is_seeded and loader.num_workers == 0:
@@ -205,6 +206,9 @@ class _ByLanes(BatchReader):
     the pieces are joined here; with a `collate_fn` of the program's own, the samples
     come here, and are collated here. Each sample has a seed of its own, since which
     worker reads it with which others depends on how many there are.
+
+    Args:
+        are_collated: Whether batches are made; else lists of samples.
     """
 
     is_seeded = True
@@ -212,11 +216,16 @@ class _ByLanes(BatchReader):
     names_lanes = True
 
     def __init__(
-        self, loader: DataLoader[Any], reader: Reader, *, has_slots: bool
+        self,
+        loader: DataLoader[Any],
+        reader: Reader,
+        *,
+        has_slots: bool,
+        are_collated: bool,
     ) -> None:
         self._num_workers = max(loader.num_workers, 1)
         self._has_slots = has_slots
-        self._collate = loader.collate_fn
+        self._collate = loader.collate_fn if are_collated else _unchanged
         self._is_default = self._collate is default_collate
         self._is_pinned = loader.pin_memory
         collate = partial(
