@@ -58,7 +58,16 @@ class Endless(Streams):
         seed: int | None = 0,
         name: str | None = None,
     ) -> None:
-        self._streams = streams if isinstance(streams, Streams) else streams_of(streams)
+        given: Any = streams
+        if isinstance(given, IterableDataset):
+            given = streams_of(given)
+        if not (isinstance(given, Streams) and given.has_end):
+            raise TypeError(
+                f"Endless takes streams that have an end, not {type(given).__name__}. "
+                "Give TextLines, another of Streams, or an IterableDataset; Mixed goes "
+                "on without end by itself."
+            )
+        self._streams = given
         self._learned = LearnedLengths(self._streams, name)
         options = self._streams.options()
         self._lanes_of = self._dealt(options["lanes"])

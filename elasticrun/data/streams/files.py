@@ -243,6 +243,8 @@ class ParquetRows(Streams):
         self, paths: Paths, *, columns: list[str] | None = None, **options: Any
     ) -> None:
         super().__init__(paths_of(paths), **options)
+        if isinstance(columns, str):
+            raise TypeError(f"columns={columns!r} is one text. Give [{columns!r}].")
         self._columns = columns
 
     def scan(self, stream: int) -> Scan:

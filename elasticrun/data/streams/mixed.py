@@ -59,6 +59,12 @@ class Mixed(InLanes):
         num_samples: int | None = None,
         block: int = 1000,
     ) -> None:
+        if not (isinstance(sources, Mapping) and isinstance(weights, Mapping)):
+            raise TypeError(
+                f"Mixed takes dictionaries from keys to data sets and to weights, not "
+                f"{type(sources).__name__} and {type(weights).__name__}: "
+                'Mixed({"web": web, "books": books}, {"web": 3, "books": 1}).'
+            )
         if not sources:
             raise ValueError("Mixed has no sources. Give one or more data sets.")
         self.sources = {

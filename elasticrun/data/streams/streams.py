@@ -181,11 +181,11 @@ class Streams(InLanes):
                 f"{len(lengths)} lengths were given for {len(self.names)} streams. "
                 "Give one for each."
             )
-        if lengths is not None and min(lengths) < 0:
-            name = self.names[list(lengths).index(min(lengths))]
-            raise ValueError(
-                f"the length of {name} is {min(lengths)}: give numbers from 0 up."
-            )
+        for name, length in zip(self.names, lengths or (), strict=False):
+            if not (hasattr(length, "__index__") and length >= 0):
+                raise ValueError(
+                    f"the length of {name} is {length!r}: give numbers from 0 up."
+                )
         self.transform = transform
         self.skip_broken = skip_broken
         self._num_lanes = check_size("lanes", lanes)

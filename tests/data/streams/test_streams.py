@@ -20,6 +20,7 @@ from elasticrun import (
     Endless,
     Mixed,
     Packed,
+    ParquetRows,
     TextLines,
     remaining_epochs_until,
     request_stop,
@@ -383,6 +384,14 @@ def test_what_cannot_be_is_refused(job: Any, tmp_path: Path) -> None:
         TextLines(tmp_path, skip_broken=True)
     with pytest.raises(ValueError, match="give transform or parse, and no lengths"):
         TextLines(tmp_path, parse=int, skip_broken=True, lengths=[3])
+    with pytest.raises(ValueError, match="length of stream 1 is None"):
+        Numbers.__mro__[1].__init__(Numbers(1, 1), ["a", "stream 1"], lengths=[5, None])
+    with pytest.raises(TypeError, match="from keys to data sets and to weights"):
+        Mixed([Numbers(3)], [1])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Endless takes streams that have an end, not"):
+        Endless(Mixed({"a": Numbers(3)}, {"a": 1}))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"Give \['id'\]"):
+        ParquetRows(tmp_path, columns="id")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="is one text"):
         Numbers.__mro__[1].__init__(Numbers(1), "file.txt")
     with pytest.raises(ElasticRunError, match="nowhere cannot be read through"):
