@@ -253,9 +253,10 @@ class Streams(InLanes):
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each stream; 1 of each where one is no file."""
         stamps = [""] if self.kind is None else stamps_of(self.names)
-        if not all(stamps):
+        sizes = [stamp.partition(" ")[0] for stamp in stamps]
+        if not all(map(str.isdigit, sizes)):  # A storage may tell no size.
             return np.ones(len(self.names), np.int64)
-        return np.array([int(stamp.split()[0]) for stamp in stamps])
+        return np.array(sizes).astype(np.int64)
 
     # What it knows by then.
 
