@@ -30,21 +30,24 @@ from elasticrun.job.trace import Trace
 from elasticrun.testing import read_trace, samples_of_loop
 from tests.support.full_disk import limited_files
 from tests.support.generations import generation, run_once
-from tests.support.numbered_streams import LENGTHS, Numbers, flat
+from tests.support.numbered_streams import LENGTHS, Cut, Numbers, flat
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("kind", "options"),
     [
-        {},
-        {"drop_last": True},
-        {"shuffle": True},
-        {"batch_size": {0: 4, 30: 11}, "max_local_batch_size": 3},
+        (Numbers, {}),
+        (Numbers, {"drop_last": True}),
+        (Numbers, {"shuffle": True}),
+        (Cut, {"shuffle": True}),
+        (Cut, {"batch_size": {0: 4, 30: 11}, "max_local_batch_size": 3}),
     ],
 )
-def test_a_loop_goes_on_at_the_sample(options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_loop_goes_on_at_the_sample(
+    kind: type[Numbers], options: dict[str, Any], tmp_path: Path
+) -> None:
     def script(stop_in: int = -1) -> list[tuple[int, list[int]]]:
-        streams = Numbers(*LENGTHS, lanes=3, window=5)
+        streams = kind(*LENGTHS, lanes=3, window=9)
         loader = AdaptiveDataLoader(streams, **{"batch_size": 8, **options})
         for epoch in remaining_epochs_until(2):
             for batch in loader:
@@ -396,6 +399,17 @@ def test_what_cannot_be_is_refused(job: Any, tmp_path: Path) -> None:
         Numbers.__mro__[1].__init__(Numbers(1), "file.txt")
     with pytest.raises(ElasticRunError, match="nowhere cannot be read through"):
         AdaptiveDataLoader(TextLines(tmp_path / "nowhere"), 4)
+
+
+def test_one_long_stream_fills_all_lanes(caplog: pytest.LogCaptureFixture) -> None:
+    streams = Cut(600, lanes=8)
+    lanes = lanes_of(streams, None, None, shuffle=True, rank=0, world_size=8)
+    assert lanes is not None
+    assert lanes.order(1).num_lanes == 8
+    assert not caplog.text
+    with generation():
+        assert sorted(flat(AdaptiveDataLoader(streams, 16, True))) == list(range(600))
+    assert sorted(streams.opened) == [(0, first) for first in range(0, 600, 6)]
 
 
 def test_uneven_shares_are_told(caplog: pytest.LogCaptureFixture) -> None:
