@@ -230,12 +230,12 @@ class LoaderState(BaseState):
         """Return a saved fingerprint with the streams that there are now; say so."""
         data = {key: self._fingerprint[key] for key in ("num_samples", "order")}
         if {**saved, **data} != saved and current_job().rank == 0:
+            had, have = saved.get("num_samples"), self.num_samples
             logger.warning(
-                "the streams of `%s` have changed since the last epoch: they had %s "
-                "samples and now have %s, of which the next epoch is made",
+                "the streams of `%s`, or how they are dealt, have changed since the last "
+                "epoch%s: the next one is made of what there is now",
                 self.loader_name,
-                saved.get("num_samples"),
-                self.num_samples,
+                "" if had == have else f" ({have} samples in place of {had})",
             )
         return {**saved, **data}
 

@@ -218,7 +218,7 @@ def test_data_may_grow_between_epochs(
     run_once(lambda: script(10, 20, stop=True), tmp_path)
     [second, third] = run_once(lambda: script(10, 20, 7), tmp_path)
     assert sorted(second) == sorted(third) == list(range(37))
-    assert "`train` have changed since the last epoch: they had 30" in caplog.text
+    assert "since the last epoch (37 samples in place of 30): the next" in caplog.text
 
 
 def test_streams_of_an_earlier_version_are_no_resume(tmp_path: Path) -> None:
