@@ -22,6 +22,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from machine import report
@@ -67,7 +68,7 @@ def elasticrun(folder: Path, num_files: int, length: int, batch_size: int) -> Ep
 
 def torch(folder: Path, num_files: int, length: int, batch_size: int) -> Epoch:
     del folder
-    loader = DataLoader(range(num_files * length), batch_size, shuffle=True)  # type: ignore[arg-type]
+    loader: Any = DataLoader(range(num_files * length), batch_size, shuffle=True)  # type: ignore[arg-type]
     return lambda: itertools.chain.from_iterable(batch.tolist() for batch in loader)
 
 

@@ -232,8 +232,8 @@ class LoaderState(BaseState):
         if {**saved, **data} != saved and current_job().rank == 0:
             had, have = saved.get("num_samples"), self.num_samples
             logger.warning(
-                "the streams of `%s`, or how they are dealt, have changed since the last "
-                "epoch%s: the next one is made of what there is now",
+                "the streams of `%s`, or how they are dealt, have changed since the "
+                "last epoch%s: the next one is made of what there is now",
                 self.loader_name,
                 "" if had == have else f" ({have} samples in place of {had})",
             )

@@ -59,9 +59,10 @@ class Mixed(InLanes):
         num_samples: int | None = None,
         block: int = 1000,
     ) -> None:
-        if not (isinstance(sources, Mapping) and isinstance(weights, Mapping)):
+        given: tuple[Any, ...] = (sources, weights)
+        if not all(isinstance(each, Mapping) for each in given):
             raise TypeError(
-                f"Mixed takes dictionaries from keys to data sets and to weights, not "
+                "Mixed takes dictionaries from keys to data sets and to weights, not "
                 f"{type(sources).__name__} and {type(weights).__name__}: "
                 'Mixed({"web": web, "books": books}, {"web": 3, "books": 1}).'
             )
