@@ -3,9 +3,8 @@
     python benchmarks/shuffle.py [--quick]
 
 Three epochs over files of lines, by each library's own shuffle: elasticrun's streams,
-torch's DataLoader by index, WebDataset (a buffer of 1000 samples, shards shuffled),
-Mosaic's streaming (py1e) and litData, those that are installed; by others the first
-data set alone, one file or shard for each file. Printed are the share of pairs of files
+torch's DataLoader by index, and WebDataset (a buffer of 1000 samples, shards shuffled)
+where it is installed; by others the first data set alone, one shard for each file. Printed are the share of pairs of files
 that were in one batch, the correlation of a sample's place in the epoch with that in
 its file, and how often two samples of a batch are in one of the next epoch, too, over
 chance.
@@ -87,52 +86,18 @@ def webdataset(folder: Path, num_files: int, length: int, batch_size: int) -> Ep
     return lambda: (int(sample["__key__"]) for sample in dataset)
 
 
-def mosaic(folder: Path, num_files: int, length: int, batch_size: int) -> Epoch:
-    from streaming import MDSWriter, Stream, StreamingDataset
-
-    for number in range(num_files):
-        with MDSWriter(
-            out=str(folder / "mds" / f"{number:04}"), columns={"n": "int"}
-        ) as shard:
-            for sample in range(number * length, (number + 1) * length):
-                shard.write({"n": sample})
-    streams = [Stream(local=str(path)) for path in sorted((folder / "mds").iterdir())]
-    dataset = StreamingDataset(
-        streams=streams, shuffle=True, shuffle_algo="py1e", batch_size=batch_size
-    )
-    return lambda: (int(sample["n"]) for sample in dataset)
-
-
-def litdata(folder: Path, num_files: int, length: int, batch_size: int) -> Epoch:
-    from litdata import StreamingDataLoader, StreamingDataset, optimize
-
-    optimize(
-        fn=int,
-        inputs=[*range(num_files * length)],
-        output_dir=str(folder / "lit"),
-        chunk_size=length,
-        num_workers=1,
-    )
-    dataset = StreamingDataset(str(folder / "lit"), shuffle=True)
-    loader = StreamingDataLoader(dataset, batch_size=batch_size)
-    return lambda: itertools.chain.from_iterable(batch.tolist() for batch in loader)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="the first case alone")
     cases = CASES[:1] if parser.parse_args().quick else CASES
-    for case, make in itertools.product(
-        cases, (elasticrun, torch, webdataset, mosaic, litdata)
-    ):
+    for case, make in itertools.product(cases, (elasticrun, torch, webdataset)):
         if make is not elasticrun and case is not CASES[0]:
             continue
         with (
             tempfile.TemporaryDirectory() as folder,
             contextlib.suppress(ModuleNotFoundError),
         ):
-            with contextlib.redirect_stdout(sys.stderr):  # litData tells much.
-                epoch = make(Path(folder), *case)
+            epoch = make(Path(folder), *case)
             orders = [np.fromiter(epoch(), np.int64) for _ in range(NUM_EPOCHS)]
             met, correlation, again = mixing(orders, case[0], case[2])
             report(
