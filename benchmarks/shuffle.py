@@ -4,10 +4,10 @@
 
 Three epochs over files of lines, by each library's own shuffle: elasticrun's streams,
 torch's DataLoader by index, and WebDataset (a buffer of 1000 samples, shards shuffled)
-where it is installed; by others the first data set alone, one shard for each file. Printed are the share of pairs of files
-that were in one batch, the correlation of a sample's place in the epoch with that in
-its file, and how often two samples of a batch are in one of the next epoch, too, over
-chance.
+where it is installed; by others the first data set alone, one shard for each file.
+Printed are the share of pairs of files that were in one batch, the correlation of a
+sample's place in the epoch with that in its file, and how often two samples of a batch
+are in one of the next epoch, too, over chance.
 """
 
 from __future__ import annotations
