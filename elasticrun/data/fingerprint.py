@@ -11,11 +11,14 @@ from elasticrun.checkpoint.states.expected import COUNT, FLAG, SIZES, check_valu
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.data.by_hand import PassesByHand
 from elasticrun.data.order.batches import SizePlan
-from elasticrun.data.order.loop_orders import SampleOrder
+from elasticrun.data.order.loop_orders import STREAMS, SampleOrder
 from elasticrun.data.step_times import StepTimes
 from elasticrun.errors import CheckpointError
 from elasticrun.job.current import current_job
 from elasticrun.job.cursor import Cursor
+from elasticrun.logger import Logger
+
+logger = Logger(__name__)
 
 _STATE_FORMAT = 1
 _SIZES = "batch_size"
@@ -153,6 +156,8 @@ class LoaderState(BaseState):
         ):
             # The program is given as its plan what was decided before.
             values[_SIZES], decided = self.fingerprint[_SIZES], ()
+        if cursor is None and not decided and self._is_between_epochs(values):
+            values = self._with_other_data(values)
         self._check_fingerprint(
             values,
             whose=f"the checkpoint's loader `{self.loader_name}`",
@@ -213,6 +218,27 @@ class LoaderState(BaseState):
             cursor.decode(values[_CURSOR], resume=())
         return Position.decode(place), cursor
 
+    def _is_between_epochs(self, saved: Any) -> bool:
+        """Return whether no loop goes on that depends on the streams' lengths."""
+        position = current_job().progress.position
+        is_of_streams = str(self._fingerprint.get("order")).startswith(STREAMS)
+        is_one_size = self.plan is not None and len(self.sizes) == 1
+        is_between = not (position.in_epoch or position.loader)
+        return is_of_streams and is_one_size and is_between and isinstance(saved, dict)
+
+    def _with_other_data(self, saved: Fingerprint) -> Fingerprint:
+        """Return a saved fingerprint with the streams that there are now; say so."""
+        data = {key: self._fingerprint[key] for key in ("num_samples", "order")}
+        if {**saved, **data} != saved and current_job().rank == 0:
+            had, have = saved.get("num_samples"), self.num_samples
+            logger.warning(
+                "the streams of `%s`, or how they are dealt, have changed since the "
+                "last epoch%s: the next one is made of what there is now",
+                self.loader_name,
+                "" if had == have else f" ({have} samples in place of {had})",
+            )
+        return {**saved, **data}
+
     def _check_fingerprint(self, saved: Any, *, whose: str, remedy: str) -> None:
         """Raise if a saved fingerprint is not that of this loader."""
         own = self.fingerprint
@@ -224,6 +250,15 @@ class LoaderState(BaseState):
             )
         if self.plan is not None and _pairs(saved[_SIZES]) == _pairs(own[_SIZES]):
             saved = {**saved, _SIZES: own[_SIZES]}  # One size may be a list of a pair.
+        if str(own.get("order")).startswith(STREAMS) and type(saved["order"]) is int:
+            raise CheckpointError(
+                f"{whose} dealt whole streams to its lanes, as earlier versions of "
+                "elasticrun did, and stopped within an epoch. This version deals "
+                "blocks of them, so samples would be skipped or seen twice. Finish the "
+                "epoch with the version that began it: from a checkpoint at the end of "
+                "an epoch this one goes on. Or start anew with another checkpoint "
+                "directory."
+            )
         differing = [key for key in own if saved[key] != own[key]]
         if differing:
             values = "; ".join(

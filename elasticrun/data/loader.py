@@ -43,7 +43,7 @@ from elasticrun.data.autoscale import Autoscaler
 from elasticrun.data.looped import Looped, trace_batch
 from elasticrun.data.order.batches import SizedBatches, check_size
 from elasticrun.data.order.lanes import DealtLanes, LanesAsSampler
-from elasticrun.data.order.loop_orders import ListedOrder, Passes, SampleOrder
+from elasticrun.data.order.loop_orders import ListedOrder, SampleOrder
 from elasticrun.data.order.maps import NoBatchSampler, as_map, check_sampler
 from elasticrun.data.order.plan import (
     NO_BATCH,
@@ -63,7 +63,7 @@ from elasticrun.data.order.shares import (
 )
 from elasticrun.data.step_times import StepTimes
 from elasticrun.data.streams.mixed import Mixed
-from elasticrun.data.streams.settling import Settling, settled
+from elasticrun.data.streams.settling import Settling, full, settled
 from elasticrun.data.streams.streams import InLanes, lanes_of
 from elasticrun.data.streams.uncounted import Uncounted, need_lengths, with_lanes
 from elasticrun.data.workers.changes import Seen, changed, seen
@@ -212,10 +212,10 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
                 dataset,
                 sampler,
                 batch_sampler,
+                shuffle=self.shuffle,
                 rank=job.rank,
                 world_size=job.world_size,
             )
-            assert self._lanes is not None  # It has some.
             sampler = LanesAsSampler(self._lanes, shuffle=self.shuffle)
             beginning = dataset.beginning
 
@@ -456,11 +456,10 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         self, loop: RunningLoop, order: Order, cuts: Cuts | None = None
     ) -> LoopShares:
         """Return what this replica reads of each global batch of a loop."""
-        lanes = self._lanes
-        if lanes is None:
+        if self._lanes is None:
             return EvenShares(loop.batches, self.shares, cuts)
-        length = order.length if isinstance(order, Passes) else len(lanes)
-        return LaneShares(loop.batches, self.shares, cuts, lanes, length)
+        lanes: Any = order  # A `LanesOrder`.
+        return LaneShares(loop.batches, self.shares, cuts, lanes)
 
     def _read(
         self, loop: RunningLoop, order: Order, cuts: Cuts | None = None
@@ -489,17 +488,31 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         )
         batches = reader.start(plan, loop.key)
         loop.end_reading = partial(reader.end, batches)
+        if isinstance(self.dataset, Uncounted) and self.drop_last:
+            assert loop.start is not None
+            return full(
+                loop,
+                plan.in_flight,
+                batches,
+                self._settling(self.dataset),
+                at=loop.start.at,
+                collate=self._collated,
+            )
         if self.device is not None:
             batches = on_device(batches, self.device, is_ahead=self._is_ahead)
         if isinstance(self.dataset, Uncounted):
-            num_lanes = self.dataset.lanes.num_lanes
-            how = Settling(self.shares, self.drop_last, num_lanes, self._padding)
+            how = self._settling(self.dataset)
             return settled(loop, plan.in_flight, batches, how)
         return delivered(loop, plan.in_flight, batches)
 
-    def _padding(self) -> Any:
-        assert isinstance(self.dataset, Uncounted)
-        batch = self.collate_fn([self.dataset.padding()])
+    def _settling(self, streams: Uncounted) -> Settling:
+        def padding() -> Any:
+            return self._collated([streams.padding()])
+
+        return Settling(self.shares, streams.lanes.num_lanes, padding)
+
+    def _collated(self, samples: list[Any]) -> Any:
+        batch = self.collate_fn(samples)
         return batch if self.device is None else moved(batch, self.device)
 
     def _reader(self) -> BatchReader:

@@ -340,7 +340,9 @@ class Looped(ABC):
             batches = self._loop_batches.endless_batches(key)
         at = (offset or 0) + start.at
         begin = batches.number_at(at)
-        if batches.start(begin) != at:
+        if batches.start(begin) != at and not self.has_length:
+            begin -= 1  # Of its slots the first ones were delivered before.
+        elif batches.start(begin) != at:
             raise CheckpointError(
                 f"`{self.name}` should continue at sample {start.at} of "
                 f"{batches.start(len(batches))}, where no global batch begins. Give it "

@@ -52,19 +52,19 @@ def gather(
     ]
 
 
-def start_sum(value: int) -> Callable[[], int]:
-    """Start to sum a number over all replicas; return what waits for that. Collective.
+def start_sums(values: list[int]) -> Callable[[], list[int]]:
+    """Start to sum numbers over all replicas; return what waits for that. Collective.
 
-    Without a process group the sum is the number.
+    Without a process group the sums are the numbers.
     """
     if num_replicas() == 1:
-        return lambda: value
-    total = torch.tensor([value], dtype=torch.int64, device=_collective_device())
+        return lambda: values
+    total = torch.tensor(values, dtype=torch.int64, device=_collective_device())
     work = dist.all_reduce(total, async_op=True)
 
-    def wait() -> int:
+    def wait() -> list[int]:
         work.wait()
-        return int(total)
+        return [int(each) for each in total]
 
     return wait
 

@@ -27,6 +27,12 @@ class Numbers(Streams):
         return iter(range(self.begins[stream] + first, self.begins[stream + 1]))
 
 
+class Cut(Numbers):
+    """Such as can be entered anywhere, and are read in blocks."""
+
+    block = 6
+
+
 class Unknown(Numbers):
     """Streams whose lengths nobody is to ask for."""
 

@@ -1,8 +1,8 @@
 """Deals streams to lanes: which sample of which stream is at each position.
 
-A *lane* is a row of streams that are read one after another. A *round* takes one sample
-of each lane that has one left, in the lanes' order; the samples' order is one round
-after another. So the lengths of the lanes alone say which lane a position is in, and a
+A *lane* is a row of blocks of samples that are read one after another. A *round* takes
+one sample of each lane that has one left; the samples' order is one round after
+another. So the lengths of a loop's lanes say which lane a position is in, and a
 checkpoint holds nothing about streams.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import heapq
 import zlib
-from functools import lru_cache
-from typing import Any, Protocol
+from functools import cached_property, lru_cache
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,19 +23,37 @@ _Numbers = NDArray[np.int64]
 
 # Windows of all lanes that an order keeps: of the round that is read, and of the next.
 _TABLES_KEPT = 2
+_WIDEST = 1000  # Samples of a window in one lane.
 
 
-class PositionOrder(Protocol):
-    """From positions to the numbers of samples."""
+class LanesOrder(Protocol):
+    """From the positions of a loop to lanes, and to the numbers of samples."""
 
-    def take(self, positions: _Numbers, /) -> _Numbers: ...
+    @property
+    def num_lanes(self) -> int: ...
+
+    def __call__(self, positions: _Numbers, /) -> _Numbers:
+        """Return the number of the sample at each position below the length."""
+        ...
+
+    def lane_of(self, positions: _Numbers, /) -> _Numbers:
+        """Return the lane of each position below the length."""
+        ...
+
+    def num_alike(self, position: int, size: int, /) -> int:
+        """Return how many batches of a size from a position on have like lanes.
+
+        Batch for batch, sample j of them is of one lane. At least 1.
+        """
+        ...
 
 
 class DealtLanes(Protocol):
-    """Which lane each position is in, in every loop, and orders that keep to it.
+    """Lanes, and the orders in which their samples come.
 
     Attributes:
-        checksum: Of all that lanes and orders depend on, beside a key.
+        num_lanes: The most that an order has.
+        checksum: Of all that orders depend on, beside a key.
     """
 
     num_lanes: int
@@ -43,18 +61,7 @@ class DealtLanes(Protocol):
 
     def __len__(self) -> int: ...
 
-    def lane_of(self, positions: _Numbers) -> _Numbers:
-        """Return the lane of each position below the length."""
-        ...
-
-    def num_alike(self, position: int, size: int) -> int:
-        """Return how many batches of a size from a position on have like lanes.
-
-        Batch for batch, sample j of them is of one lane. At least 1.
-        """
-        ...
-
-    def order(self, key: int | None) -> PositionOrder:
+    def order(self, key: int | None) -> LanesOrder:
         """Return the order that has a key; without one, that of the streams."""
         ...
 
@@ -70,78 +77,73 @@ class LanesAsSampler:
     def __len__(self) -> int:
         return len(self._lanes)
 
-    def keyed(self, key: int) -> PositionOrder:
+    def keyed(self, key: int) -> LanesOrder:
         """Return the order of the loop that has a key."""
         return self._lanes.order(key if self._shuffle else None)
+
+
+class Blocks(NamedTuple):
+    """The samples of all streams, cut where these can be entered.
+
+    Attributes:
+        begins: The number of each block's first sample, over all streams.
+        are_entered: Whether each can be entered in its middle, too.
+    """
+
+    begins: _Numbers
+    are_entered: NDArray[np.bool_]
 
 
 class Lanes:
     """Streams of known lengths in a fixed number of lanes.
 
-    A stream has its lane for good: the longest streams are dealt first, each to the
-    lane that has the fewest samples (Graham, "Bounds on multiprocessing timing
+    Each shuffled order deals the blocks anew. In the streams' own order, and without
+    blocks, a stream has its lane for good: the longest streams are dealt first, each to
+    the lane that has the fewest samples (Graham, "Bounds on multiprocessing timing
     anomalies", 1969), so that lanes run dry at nearly the same time.
 
     Attributes:
         num_lanes: How many there are: fewer than asked for where there are fewer
-            streams with a sample.
-        lane_of_stream: The lane of each stream.
+            blocks with a sample.
         starts: The number of each stream's first sample, over all streams.
+        window: Samples of a lane in a row that a shuffled order mixes.
 
     Args:
         num_lanes: The most lanes.
-        window: Samples of a lane in a row that a shuffled order mixes.
+        window: Samples in the windows of all lanes together.
     """
 
-    def __init__(self, lengths: _Numbers, num_lanes: int, *, window: int) -> None:
+    def __init__(
+        self,
+        lengths: _Numbers,
+        num_lanes: int,
+        *,
+        window: int,
+        blocks: Blocks | None = None,
+    ) -> None:
         self.lengths = lengths
         self.starts = np.concatenate([[0], np.cumsum(lengths)])
-        self.num_lanes = min(num_lanes, max(int(np.count_nonzero(lengths)), 1))
-        self.window = window
-        self.lane_of_stream = _dealt(lengths, self.num_lanes)
-        self.totals = np.bincount(
-            self.lane_of_stream, weights=lengths, minlength=self.num_lanes
-        ).astype(np.int64)
-        # Rounds between two levels have the same lanes: those that are longer.
-        self._levels = np.unique(np.concatenate([[0], self.totals]))
-        self._alive = [
-            np.flatnonzero(self.totals > level) for level in self._levels[:-1]
-        ]
-        counts = [len(lanes) for lanes in self._alive]
-        self._level_starts = np.concatenate(
-            [[0], np.cumsum(np.asarray(counts, np.int64) * np.diff(self._levels))]
-        ).astype(np.int64)
-        # For each level and place in a round, the lane there.
-        self._lane_at = np.zeros((len(counts), self.num_lanes), np.int64)
-        for level, lanes in enumerate(self._alive):
-            self._lane_at[level, : len(lanes)] = lanes
-        self._num_alive = np.asarray(counts, np.int64)
+        self.num_streams = max(int(np.count_nonzero(lengths)), 1)
+        self.blocks = blocks
+        most = self.num_streams if blocks is None else len(blocks.begins)
+        self._most_lanes = num_lanes
+        self.num_lanes = max(min(num_lanes, most), 1)
+        self.window = window_in_lane(window, self.num_lanes)
+        begins = () if blocks is None else blocks.begins
         self.checksum = zlib.crc32(
-            np.array([self.num_lanes, window, *lengths]).astype("<i8").tobytes()
+            np.array([self.num_lanes, self.window, *lengths, *begins])
+            .astype("<i8")
+            .tobytes()
         )
 
     def __len__(self) -> int:
         """Return the samples of all streams."""
         return int(self.starts[-1])
 
-    def locate(self, positions: _Numbers) -> tuple[_Numbers, _Numbers]:
-        """Return the lane of each position below the length, and its number there."""
-        level = np.searchsorted(self._level_starts, positions, side="right") - 1
-        rounds, place = np.divmod(
-            positions - self._level_starts[level], self._num_alive[level]
-        )
-        return self._lane_at[level, place], self._levels[level] + rounds
-
-    def lane_of(self, positions: _Numbers) -> _Numbers:
-        """Return the lane of each position below the length."""
-        return self.locate(positions)[0]
-
-    def num_alike(self, position: int, size: int) -> int:
-        """Return how many batches of a size from a position on have like lanes."""
-        level = int(np.searchsorted(self._level_starts, position, side="right")) - 1
-        if size % len(self._alive[level]):
-            return 1
-        return max(int(self._level_starts[level + 1] - position) // size, 1)
+    @cached_property
+    def lane_of_stream(self) -> _Numbers:
+        """The lane of each stream that is not cut into blocks."""
+        return dealt(self.lengths, min(self._most_lanes, self.num_streams))
 
     def order(self, key: int | None) -> LaneOrder:
         """Return the order that has a key; without one, that of the streams."""
@@ -172,78 +174,161 @@ class Slots:
         del key
         return self
 
-    def take(self, positions: _Numbers) -> _Numbers:
+    def __call__(self, positions: _Numbers) -> _Numbers:
         return positions
 
 
 class LaneOrder:
     """The samples of all streams in the rounds of their lanes.
 
-    With a key, a lane's streams come in a keyed order, and each window of its samples
-    in another one. Samples are numbered over all streams, in the streams' own order.
+    With a key, blocks are dealt to lanes by it, lanes have their places in a round by
+    it, and each window of a lane's samples is in an order of its own; the first window
+    ends anywhere, so that windows lie elsewhere in each loop. A block that is longer
+    than a window is entered anywhere where it is a lane's first one: what lies before
+    comes last in the lane. Else lanes whose blocks are equally long would be in step,
+    and two samples that met would often meet again.
+
+    Attributes:
+        num_lanes: Those that have a sample.
+        totals: The samples of each lane.
     """
 
     def __init__(self, lanes: Lanes, key: int | None) -> None:
         self._lanes = lanes
         self._key = key
-        lane_of = lanes.lane_of_stream
-        within: NDArray[Any] = np.arange(len(lane_of))
+        if key is None or lanes.blocks is None:
+            self._begins, lengths = lanes.starts[:-1], lanes.lengths
+            lane_of = lanes.lane_of_stream
+        else:
+            self._begins = lanes.blocks.begins
+            lengths = np.diff(self._begins, append=len(lanes))
+            lane_of = _dealt_by(derive_seed(key, 3), lengths, lanes.num_lanes)
+        within = np.arange(len(lengths))
         if key is not None:
-            within = derive_seeds(derive_seed(key, 0), within)
-        self._streams = np.lexsort((within, lane_of))  # Lane by lane.
-        self._ends = np.cumsum(lanes.lengths[self._streams])
-        self._bases = np.cumsum(lanes.totals) - lanes.totals
+            within = derive_seeds(derive_seed(key, 0), within)  # type: ignore[assignment]
+        self._row = np.lexsort((within, lane_of))  # Lane by lane.
+        self._ends = np.cumsum(lengths[self._row])
+        self.totals = np.bincount(lane_of, weights=lengths).astype(np.int64)
+        self.num_lanes = len(self.totals)
+        self._bases = np.cumsum(self.totals) - self.totals
+        places = np.arange(self.num_lanes)
+        # Where the first window, and the first block of each lane are entered.
+        self._into_window = self._into_block = np.zeros_like(places)
+        if key is not None:
+            self._into_window = _draw(derive_seed(key, 4), lanes.window, places)
+            places = np.argsort(derive_seeds(derive_seed(key, 6), places))
+            if lanes.blocks is not None:
+                first = self._row[np.searchsorted(self._ends, self._bases, "right")]
+                turn = lanes.blocks.are_entered[first] & (lengths[first] > lanes.window)
+                drawn = _draw(derive_seed(key, 5), lengths[first], np.arange(len(turn)))
+                self._into_block = drawn * turn
+        # Rounds between two levels have the same lanes: those that are longer.
+        self._levels = np.unique(np.concatenate([[0], self.totals]))
+        alive = [places[self.totals[places] > level] for level in self._levels[:-1]]
+        self._num_alive = np.array([len(each) for each in alive], np.int64)
+        self._level_starts = np.concatenate(
+            [[0], np.cumsum(self._num_alive * np.diff(self._levels))]
+        ).astype(np.int64)
+        # For each level and place in a round, the lane there.
+        self._lane_at = np.zeros((len(alive), self.num_lanes), np.int64)
+        for level, own in enumerate(alive):
+            self._lane_at[level, : len(own)] = own
         self._table = lru_cache(_TABLES_KEPT)(self._new_table)
 
     def __len__(self) -> int:
         return len(self._lanes)
 
-    def take(self, positions: _Numbers) -> _Numbers:
+    def __call__(self, positions: _Numbers) -> _Numbers:
         """Return the number of the sample at each position."""
-        lanes, numbers = self._lanes.locate(positions)
+        lanes, numbers = self.locate(positions)
         if self._key is not None:
             numbers = self._shuffled(lanes, numbers)
+            numbers = (numbers + self._into_block[lanes]) % self.totals[lanes]
         places = self._bases[lanes] + numbers
         at = np.searchsorted(self._ends, places, side="right")
-        streams = self._streams[at]
-        begins = self._ends[at] - self._lanes.lengths[streams]
-        samples: _Numbers = self._lanes.starts[streams] + places - begins
+        before = np.where(at > 0, self._ends[at - 1], 0)
+        samples: _Numbers = self._begins[self._row[at]] + places - before
         return samples
+
+    def locate(self, positions: _Numbers) -> tuple[_Numbers, _Numbers]:
+        """Return the lane of each position below the length, and its number there."""
+        level = np.searchsorted(self._level_starts, positions, side="right") - 1
+        rounds, place = np.divmod(
+            positions - self._level_starts[level], self._num_alive[level]
+        )
+        return self._lane_at[level, place], self._levels[level] + rounds
+
+    def lane_of(self, positions: _Numbers) -> _Numbers:
+        """Return the lane of each position below the length."""
+        return self.locate(positions)[0]
+
+    def num_alike(self, position: int, size: int) -> int:
+        """Return how many batches of a size from a position on have like lanes."""
+        level = int(np.searchsorted(self._level_starts, position, side="right")) - 1
+        if size % self._num_alive[level]:
+            return 1
+        return max(int(self._level_starts[level + 1] - position) // size, 1)
 
     def _shuffled(self, lanes: _Numbers, numbers: _Numbers) -> _Numbers:
         """Return the numbers within their lanes that stand where these ones stood."""
         shuffled = np.empty_like(numbers)
-        windows, places = np.divmod(numbers, self._lanes.window)
+        into = self._into_window[lanes]
+        windows, places = np.divmod(numbers + into, self._lanes.window)
         for window in np.unique(windows):
             own = windows == window
             table = self._table(int(window))
             shuffled[own] = table[lanes[own], places[own]]
-        shuffled += windows * self._lanes.window
+        shuffled += windows * self._lanes.window - into
         return shuffled
 
     def _new_table(self, window: int) -> _Numbers:
         """Return, for each lane, its samples of a window in their keyed order."""
-        lanes = self._lanes
         assert self._key is not None
-        begin = window * lanes.window
-        width = min(lanes.window, int(lanes.totals.max()) - begin)
-        cells = np.arange(lanes.num_lanes * width).reshape(lanes.num_lanes, width)
+        begin = window * self._lanes.window - self._into_window[:, None]
+        width = min(self._lanes.window, int((self.totals[:, None] - begin).max()))
+        cells = np.arange(self.num_lanes * width).reshape(self.num_lanes, width)
         # Twice, as for any short permutation: see `Permutation`.
         words = derive_seeds(derive_seed(self._key, 1, window), cells)
         words ^= np.uint64(derive_seed(self._key, 2, window))
         words = mix_each(words)
-        # What a lane does not have comes last.
-        beyond = np.arange(width) >= (lanes.totals - begin)[:, None]
-        words[beyond] = np.uint64(0xFFFFFFFFFFFFFFFF)
+        # What a lane does not have stays where it is, before and behind what it has.
+        numbers = begin + np.arange(width)
+        words[numbers < 0] = np.uint64(0)
+        words[numbers >= self.totals[:, None]] = np.uint64(0xFFFFFFFFFFFFFFFF)
         return np.argsort(words, axis=1, kind="stable")
 
 
-def _dealt(lengths: _Numbers, num_lanes: int) -> _Numbers:
-    """Return the lane of each stream."""
-    lane_of_stream = np.zeros(len(lengths), np.int64)
+def window_in_lane(window: int, num_lanes: int) -> int:
+    """Return the samples of one lane in a window over all of them."""
+    return min(max(window // num_lanes, 1), _WIDEST)
+
+
+def _draw(key: int, most: int | _Numbers, numbers: _Numbers) -> _Numbers:
+    """Return a keyed number below `most` for each of some numbers."""
+    words = derive_seeds(key, numbers) >> np.uint64(1)
+    return words.astype(np.int64) % most
+
+
+def _dealt_by(key: int, lengths: _Numbers, num_lanes: int) -> _Numbers:
+    """Return the lane of each block: in rows of like length, each row in keyed order.
+
+    So the totals of two lanes differ by the longest block at most.
+    """
+    numbers = np.arange(len(lengths))
+    rows = np.lexsort((derive_seeds(derive_seed(key, 0), numbers), -lengths))
+    cells = np.arange(-(-len(lengths) // num_lanes) * num_lanes)
+    words = derive_seeds(derive_seed(key, 1), cells).reshape(-1, num_lanes)
+    lane_of = np.empty_like(numbers)
+    lane_of[rows] = np.argsort(words, axis=1).ravel()[: len(lengths)]
+    return lane_of
+
+
+def dealt(sizes: _Numbers, num_lanes: int) -> _Numbers:
+    """Return the lane of each stream, so that lanes are of nearly equal size."""
+    lane_of_stream = np.zeros(len(sizes), np.int64)
     lanes = [(0, lane) for lane in range(num_lanes)]
-    for stream in np.argsort(-lengths, kind="stable"):
+    for stream in np.argsort(-sizes, kind="stable"):
         total, lane = lanes[0]
         lane_of_stream[stream] = lane
-        heapq.heapreplace(lanes, (total + int(lengths[stream]), lane))
+        heapq.heapreplace(lanes, (total + int(sizes[stream]), lane))
     return lane_of_stream

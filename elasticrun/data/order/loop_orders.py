@@ -27,6 +27,9 @@ from elasticrun.data.order.permutation import Permutation
 from elasticrun.data.order.plan import Order
 
 _NUM_BATCHES_CHECKED = 20
+# Begins the checksum of an order of streams, and tells how they are dealt: those of
+# earlier versions are a number.
+STREAMS = "blocks of streams "
 _NUM_CHECKED = 1000  # Entries of a user's order that its checksum looks at.
 # From the number of a batch to its indices.
 Lists = Callable[[int], NDArray[np.int64]]
@@ -51,12 +54,12 @@ class SampleOrder:
     sampler: Any
 
     @property
-    def checksum(self) -> int | None:
+    def checksum(self) -> int | str | None:
         """A checksum of entries from all over a user's sampler; None without one."""
         if self.sampler is None:
             return None
         if isinstance(self.sampler, LanesAsSampler):
-            return self.sampler.checksum
+            return f"{STREAMS}{self.sampler.checksum:08x}"
         step = max(1, self.length // _NUM_CHECKED)
         positions = np.arange(0, self.length, step, dtype=np.int64)
         return _checksum(order_of_map(self.sampler, key=0)(positions))
@@ -105,13 +108,15 @@ class SampleOrder:
         return CycledBatches(once), self._passes(key, once.start(len(once)))
 
     def _passes(self, key: int, length: int) -> Order:
-        @functools.lru_cache(maxsize=1)
+        @functools.lru_cache(maxsize=2)  # A batch may lie across the end of a pass.
         def of_pass(number: int) -> Order:
             return self._order(derive_seed(key, 1, number))
 
         return Passes(length, of_pass)
 
     def _order(self, key: int) -> Order:
+        if isinstance(self.sampler, LanesAsSampler):
+            return self.sampler.keyed(key)
         if self.sampler is not None:
             return order_of_map(self.sampler, key=key)
         return Permutation(self.length, key).take if self.shuffle else _unchanged
@@ -216,16 +221,33 @@ class Passes:
     """
 
     length: int
-    of_pass: Callable[[int], Order]
+    of_pass: Callable[[int], Any]
 
     def __call__(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the data-set indices at places."""
+        return self._each(places, lambda order, own: order(own))
+
+    def _each(self, places: NDArray[np.int64], take: Any) -> NDArray[np.int64]:
         numbers, own_places = np.divmod(places, self.length)
-        indices = np.empty_like(places)
+        taken = np.empty_like(places)
         for number in np.unique(numbers):
             is_own = numbers == number
-            indices[is_own] = self.of_pass(int(number))(own_places[is_own])
-        return indices
+            taken[is_own] = take(self.of_pass(int(number)), own_places[is_own])
+        return taken
+
+    # Of passes over streams, as `LanesOrder` says.
+
+    @property
+    def num_lanes(self) -> int:
+        return int(self.of_pass(0).num_lanes)
+
+    def lane_of(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self._each(places, lambda order, own: order.lane_of(own))
+
+    def num_alike(self, place: int, size: int) -> int:
+        number, own = divmod(place, self.length)
+        most = max((self.length - own) // size, 1)
+        return min(int(self.of_pass(number).num_alike(own, size)), most)
 
 
 def _checksum(indices: NDArray[np.int64]) -> int:

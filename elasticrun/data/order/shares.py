@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from elasticrun.adaptive.noise import is_measured, num_alike
 from elasticrun.data.order.batches import Batches
-from elasticrun.data.order.lanes import DealtLanes, Slots
+from elasticrun.data.order.lanes import LanesOrder, Slots
 from elasticrun.job.loop import Part
 
 _PADDING = range(1)  # The batch's first sample stands in for a missing one.
@@ -246,14 +246,13 @@ class LaneShares:
 
     Attributes:
         cuts: As of `EvenShares`.
-        pass_length: Samples of a pass; positions go on from pass to pass.
+        lanes: Those of the loop.
     """
 
     batches: Batches
     shares: Shares
     cuts: Cuts | None
-    lanes: DealtLanes
-    pass_length: int
+    lanes: LanesOrder
 
     def of_batch(self, number: int) -> list[Share]:
         size = self.batches.size(number)
@@ -283,13 +282,8 @@ class LaneShares:
         return self.shares.num_micro(int(np.bincount(owners).max()))
 
     def num_alike(self, number: int) -> int:
-        place = self.batches.start(number) % self.pass_length
-        size = self.batches.size(number)
-        count = min(
-            self.batches.num_alike(number),
-            self.lanes.num_alike(place, size),
-            max((self.pass_length - place) // size, 1),
-        )
+        place, size = self.batches.start(number), self.batches.size(number)
+        count = min(self.batches.num_alike(number), self.lanes.num_alike(place, size))
         return count if self.cuts is None else min(count, self.cuts.num_alike(number))
 
     @property
@@ -299,4 +293,4 @@ class LaneShares:
     def _lanes_of(self, number: int) -> NDArray[np.int64]:
         """Return the lane of each sample of a global batch."""
         places = self.batches.start(number) + np.arange(self.batches.size(number))
-        return self.lanes.lane_of(places % self.pass_length)
+        return self.lanes.lane_of(places)

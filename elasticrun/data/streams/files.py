@@ -13,6 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from elasticrun.data.order.batches import check_size
@@ -26,6 +27,8 @@ logger = Logger(__name__)
 _BLOCK = 1 << 20  # Bytes that are searched for line ends at once.
 _NEWLINE = 10
 _ROWS_AT_ONCE = 512
+_PACKED = (".gz", ".zst", ".bz2", ".xz")
+_REQUEST = 4 << 20  # Bytes that a block has at least in an object store.
 _without_end = operator.methodcaller("rstrip", "\r\n")
 
 
@@ -33,7 +36,7 @@ def open_file(name: str) -> IO[bytes]:
     """Open a file or a URL to read, decompressed by the end of its name."""
     if "://" not in name:
         _check_plain(name)
-        if not name.endswith((".gz", ".zst", ".bz2", ".xz")):
+        if not name.endswith(_PACKED):
             return open(name, "rb")
     import fsspec
 
@@ -65,6 +68,16 @@ class _Member(tarfile.TarInfo):
                 f"a header in it is torn or damaged ({error}), so members would be "
                 "missing. Copy the file anew"
             ) from error
+
+
+def begins_of(name: str, length: int, size: int) -> NDArray[np.int64]:
+    """Return the samples at whose marks a file can be entered; none of a packed one."""
+    if name.endswith(_PACKED):
+        return Scan(0).begins
+    step = STRIDE
+    if "://" in name and length:
+        step *= -(-_REQUEST * length // (max(size, 1) * STRIDE))
+    return np.arange(0, length, step)
 
 
 def skip_to(file: IO[bytes], offset: int) -> None:
@@ -122,7 +135,9 @@ class TextLines(Streams):
                 count += len(ends)
                 offset += len(block)
                 last = block[-1]
-        return Scan(count + (last != _NEWLINE), np.array(marks, np.int64))
+        count += last != _NEWLINE
+        begins = begins_of(self.names[stream], count, offset)
+        return Scan(count, np.array(marks, np.int64), begins=begins, size=offset)
 
     def open(self, stream: int, first: int) -> Iterator[Any]:
         number, offset = self.mark(stream, first)
@@ -165,7 +180,9 @@ class TarShards(Streams):
     def scan(self, stream: int) -> Scan:
         """Count the samples; a mark is the offset of the first member's header."""
         offsets = [offset for offset, _ in self._samples(stream, 0, are_read=False)]
-        return Scan(len(offsets), np.array(offsets[::STRIDE] or [0], np.int64))
+        marks, size = np.array(offsets[::STRIDE] or [0], np.int64), sum(offsets[-1:])
+        begins = begins_of(self.names[stream], len(offsets), size)
+        return Scan(len(offsets), marks, begins=begins, size=size)
 
     def open(self, stream: int, first: int) -> Iterator[dict[str, Any]]:
         number, offset = self.mark(stream, first)
@@ -226,13 +243,21 @@ class ParquetRows(Streams):
         self, paths: Paths, *, columns: list[str] | None = None, **options: Any
     ) -> None:
         super().__init__(paths_of(paths), **options)
+        if isinstance(columns, str):
+            raise TypeError(f"columns={columns!r} is one text. Give [{columns!r}].")
         self._columns = columns
 
-    def count(self, stream: int) -> int:
+    def scan(self, stream: int) -> Scan:
+        """Count the rows; a block is a row group."""
         from pyarrow import parquet
 
         with open_file(self.names[stream]) as file:
-            return int(parquet.ParquetFile(file).metadata.num_rows)
+            about = parquet.ParquetFile(file).metadata
+        groups = [about.row_group(number) for number in range(about.num_row_groups)]
+        rows = np.array([0, *(group.num_rows for group in groups)])
+        begins = np.unique(np.cumsum(rows)[:-1])  # A group may be empty.
+        size = sum(group.total_byte_size for group in groups)
+        return Scan(int(rows.sum()), begins=begins[begins < rows.sum()], size=size)
 
     def open(self, stream: int, first: int) -> Iterator[dict[str, Any]]:
         from pyarrow import parquet
@@ -279,6 +304,8 @@ class TokenFiles(Streams):
         super().__init__(paths_of(paths), **options)
         self._length = check_size("length", length)
         self._dtype = np.dtype(dtype)
+
+    block = STRIDE
 
     @property
     def kind(self) -> str:

@@ -22,7 +22,7 @@ from elasticrun.logger import Logger
 
 logger = Logger(__name__)
 
-STRIDE = 512  # Samples from one mark to the next.
+STRIDE = 256  # Samples from one mark to the next.
 _NUM_THREADS = 8
 _BAR_AFTER_SECONDS = 2.0
 
@@ -35,11 +35,16 @@ class Scan(NamedTuple):
         marks: Where to enter it, a row for each sample whose number is a multiple of
             `STRIDE`; what a row means is the data set's own. Empty without.
         broken: The numbers of samples that are left out, and not in the length.
+        begins: The numbers of samples at which it can be entered at once, from 0 on.
+            Empty if all that lies before a sample must be read.
+        size: Bytes of its samples; 0 if nobody knows.
     """
 
     length: int
     marks: NDArray[np.int64] = np.empty(0, np.int64)
     broken: NDArray[np.int64] = np.empty(0, np.int64)
+    begins: NDArray[np.int64] = np.empty(0, np.int64)
+    size: int = 0
 
 
 class Stream(NamedTuple):
@@ -124,6 +129,12 @@ def stamp_of(name: str) -> str:
     return " ".join(str(about[key]) for key in keys if key in about)
 
 
+def stamps_of(names: Sequence[str]) -> list[str]:
+    """Return `stamp_of` each name; a storage is asked for several at once."""
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        return list(pool.map(stamp_of, names))
+
+
 def read_scan(directory: Path, stream: Stream) -> Scan | None:
     """Return what is kept of a stream, if its content is still the same."""
     try:
@@ -131,7 +142,13 @@ def read_scan(directory: Path, stream: Stream) -> Scan | None:
             kept = np.load(file, allow_pickle=False)
             if str(kept["stamp"]) != stream.stamp:
                 return None
-            scan = Scan(int(kept["length"]), kept["marks"], kept["broken"])
+            scan = Scan(
+                int(kept["length"]),
+                kept["marks"],
+                kept["broken"],
+                kept["begins"],
+                int(kept["size"]),
+            )
     except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
         return None  # None yet, or one that was torn: it is made anew.
     num_marks, is_whole = len(scan.marks), scan.length >= 0 == scan.broken.ndim - 1

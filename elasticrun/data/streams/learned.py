@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-import numpy as np
-
-from elasticrun.data.order.permutation import Permutation
 from elasticrun.data.streams.index import Scan, Stream, read_scan, stamp_of, write_scan
 from elasticrun.data.streams.streams import Streams, directory_of
 
 
-class LearnedLanes:
-    """Streams in a fixed number of lanes, each of which is read from any number on.
+class LearnedLengths:
+    """Reads streams one after another, from any number on.
 
-    Stream s is in lane s mod `num_lanes`. What is learned of lengths spares reading
-    what lies before, and is kept beside the checkpoints.
+    What is learned of lengths spares reading what lies before, and is kept beside the
+    checkpoints.
 
     Attributes:
         begun: Streams that were opened in this process.
@@ -26,21 +23,14 @@ class LearnedLanes:
     """
 
     def __init__(self, streams: Streams, name: str | None) -> None:
-        options = streams.options()
         self._streams = streams
-        self.num_lanes = min(options["lanes"], len(streams.names))
         self.begun: set[int] = set()
         self._lengths: dict[int, int] = {}
         kind = name or streams.kind
         self._kept_as = f"Endless {kind}"
-        self._kept_in = None if kind is None else directory_of(options["index"])
-
-    def order(self, lane: int, key: int | None) -> list[int]:
-        """Return the streams of a lane, in the order of a key if there is one."""
-        own: Any = np.arange(lane, len(self._streams.names), self.num_lanes)
-        if key is not None:
-            own = own[Permutation(len(own), key).take(np.arange(len(own)))]
-        return list(own.tolist())
+        self._kept_in = (
+            None if kind is None else directory_of(streams.options()["index"])
+        )
 
     def read(self, order: list[int], first: int) -> Generator[Any, None, int]:
         """Yield the samples of streams, from a number on; return how many they have."""

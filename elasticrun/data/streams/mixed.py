@@ -15,7 +15,6 @@ from torch.utils.data import IterableDataset
 
 from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.data.order.batches import MAX_INDEX, check_size
-from elasticrun.data.order.lanes import LanesAsSampler
 from elasticrun.data.order.loop_orders import Passes
 from elasticrun.data.order.permutation import Permutation
 from elasticrun.data.order.plan import Order
@@ -59,6 +58,13 @@ class Mixed(InLanes):
         num_samples: int | None = None,
         block: int = 1000,
     ) -> None:
+        given: tuple[Any, ...] = (sources, weights)
+        if not all(isinstance(each, Mapping) for each in given):
+            raise TypeError(
+                "Mixed takes dictionaries from keys to data sets and to weights, not "
+                f"{type(sources).__name__} and {type(weights).__name__}: "
+                'Mixed({"web": web, "books": books}, {"web": 3, "books": 1}).'
+            )
         if not sources:
             raise ValueError("Mixed has no sources. Give one or more data sets.")
         self.sources = {
@@ -139,7 +145,7 @@ class Mixed(InLanes):
 class MixedLanes:
     """The lanes of all sources, one after another.
 
-    Which source has a position is the same in every loop, so that its lane is, too.
+    Which source has a position is the same in every loop.
 
     Attributes:
         offsets: The number of each source's first sample, and of all.
@@ -192,23 +198,6 @@ class MixedLanes:
     def __len__(self) -> int:
         return self._length
 
-    def num_alike(self, position: int, size: int) -> int:
-        del position, size  # The lanes of a block have no period.
-        return 1
-
-    def lane_of(self, positions: _Numbers) -> _Numbers:
-        numbers, samples = self.located(positions)
-        lanes = np.empty_like(positions)
-        for number, source in enumerate(self.sources):
-            own = numbers == number
-            places = samples[own] % self.lengths[number]
-            if isinstance(source, InLanes):
-                lanes[own] = source.lanes.lane_of(places)
-            else:
-                lanes[own] = places % _MAP_LANES
-        lanes += self.first_lanes[numbers]
-        return lanes
-
     def located(self, positions: _Numbers) -> tuple[_Numbers, _Numbers]:
         """Return the source of each position, and how many of it come before."""
         blocks, places = np.divmod(positions, self._block)
@@ -255,7 +244,27 @@ class MixedOrder:
     def __len__(self) -> int:
         return len(self._lanes)
 
-    def take(self, positions: _Numbers) -> _Numbers:
+    @property
+    def num_lanes(self) -> int:
+        return self._lanes.num_lanes
+
+    def lane_of(self, positions: _Numbers) -> _Numbers:
+        numbers, samples = self._lanes.located(positions)
+        lanes = np.empty_like(positions)
+        for number, order in enumerate(self._orders):
+            own = numbers == number
+            if isinstance(self._lanes.sources[number], InLanes):
+                lanes[own] = order.lane_of(samples[own])
+            else:
+                lanes[own] = samples[own] % order.length % _MAP_LANES
+        lanes += self._lanes.first_lanes[numbers]
+        return lanes
+
+    def num_alike(self, position: int, size: int) -> int:
+        del position, size  # The lanes of a block have no period.
+        return 1
+
+    def __call__(self, positions: _Numbers) -> _Numbers:
         """Return the number of the sample at each position."""
         numbers, samples = self._lanes.located(positions)
         indices = np.empty_like(positions)
@@ -272,11 +281,7 @@ def _orders_of(source: Any, number: int, key: int | None) -> Any:
     def of_pass(number_of_pass: int) -> Order:
         own = None if key is None else derive_seed(key, number, number_of_pass)
         if isinstance(source, InLanes):
-            return (
-                LanesAsSampler(source.lanes, shuffle=own is not None)
-                .keyed(own or 0)
-                .take
-            )
+            return source.lanes.order(own)
         if own is None:
             return lambda places: places
         return Permutation(len(source), own).take

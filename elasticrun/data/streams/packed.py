@@ -104,7 +104,9 @@ class Packed(Streams):
         count = total // self._length
         if self._pad is not None:
             count = -(-total // self._length)
-        return Scan(count, np.array(marks, np.int64))
+        own = self._streams.scans[stream].begins
+        begins = np.arange(0, count, STRIDE) if len(own) else own
+        return Scan(count, np.array(marks, np.int64), begins=begins)
 
     def open(self, stream: int, first: int) -> Iterator[dict[str, Tensor]]:
         number, (document, left_out) = self.mark(stream, first)

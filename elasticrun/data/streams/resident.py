@@ -36,6 +36,8 @@ class ResidentShards(Streams):
         self._load = load
         self._held: dict[int, Any] = {}
 
+    keeps_streams = True
+
     def prepare(self, rank: int, world_size: int) -> None:
         are_shared = self.lanes.num_lanes < world_size
         for stream, lane in enumerate(self.lanes.lane_of_stream):

@@ -1,8 +1,8 @@
-"""Batches whose size the replicas must agree on before they are delivered."""
+"""Batches of which the replicas tell each other what samples there are."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from elasticrun.data.order.plan import RunningLoop
 from elasticrun.data.order.shares import Shares, shares_of
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.loop import NOTHING, MicroBatch
-from elasticrun.replicas.gathering import start_sum
+from elasticrun.replicas.gathering import start_sums
 
 # What was read of a micro-batch: in which of its slots there are samples, and these.
 Read = tuple[list[int], Any]
@@ -21,17 +21,15 @@ class Settling(NamedTuple):
 
     Attributes:
         shares: How they were shared out.
-        drop_last: Whether the loop ends before the first one that is not full.
         num_lanes: Of the streams.
         padding: Returns a batch of one sample that counts for nothing.
-        sum_of: Starts to sum a number over all replicas; returns what waits for that.
+        sums_of: Starts to sum numbers over all replicas; returns what waits for that.
     """
 
     shares: Shares
-    drop_last: bool
     num_lanes: int
     padding: Callable[[], Any]
-    sum_of: Callable[[int], Callable[[], int]] = start_sum
+    sums_of: Callable[[list[int]], Callable[[], list[int]]] = start_sums
 
 
 def settled(
@@ -46,13 +44,15 @@ def settled(
     had a slot there are the end.
     """
     num_empty = 0  # Slots in a row.
-    for pieces, wait in _summed(_global_batches(in_flight, read), how):
-        micro, size = pieces[0].micro, wait()
+    counted = (
+        (pieces, [sum(len(each.slots) for each in pieces)])
+        for pieces in _global_batches(in_flight, read)
+    )
+    for pieces, [size] in _summed(counted, how):
+        micro = pieces[0].micro
         num_empty = 0 if size else num_empty + micro.part.advance
         if num_empty >= how.num_lanes:
             break
-        if how.drop_last and size < micro.part.global_batch_size:
-            return
         yield from _delivered(loop, pieces if size else [], micro, size, how)
     if num_empty == loop.batches.start(micro.number + 1) - loop.batches.start(
         loop.first
@@ -61,6 +61,99 @@ def settled(
             "no stream has a sample, so no loop over them can deliver anything. Look "
             "at the paths that were given."
         )
+
+
+def full(
+    loop: RunningLoop,
+    in_flight: deque[MicroBatch],
+    read: Iterator[Read],
+    how: Settling,
+    *,
+    at: int,
+    collate: Callable[[list[Any]], Any],
+) -> Iterator[Any]:
+    """Yield full batches alone: each has the samples of the next slots with one.
+
+    So where lanes have run dry a batch reaches over more slots than it has samples, and
+    its number is that of its first slot over its size. What is left at the end and
+    makes no full batch is left out.
+
+    Args:
+        read: Gives samples that are not collated.
+        at: The slot with which to begin.
+    """
+    size, begin = loop.batches.size(loop.begin), at
+    # Of each sample that is to be delivered: its slot, whose it is, and what was read.
+    waiting: deque[tuple[int, int, Any]] = deque()
+    num_empty = 0
+    for pieces, owners in _summed(
+        _owned(_global_batches(in_flight, read), size, how.shares.rank), how
+    ):
+        start = loop.batches.start(pieces[0].micro.number)
+        own = {
+            piece.micro.places[slot]: (piece.micro.indices[slot], sample)
+            for piece in pieces
+            for slot, sample in zip(piece.slots, piece.batch or (), strict=True)
+        }
+        waiting.extend(
+            (start + place, owner - 1, own.get(place))
+            for place, owner in enumerate(owners)
+            if owner and start + place >= begin
+        )
+        while len(waiting) >= size:
+            taken = [waiting.popleft() for _ in range(size)]
+            end = taken[-1][0] + 1
+            yield from _delivered_full(loop, taken, at, end - at, how, collate)
+            at = end
+        num_empty = 0 if any(owners) else num_empty + size
+        if num_empty >= how.num_lanes:
+            break
+    if at == loop.batches.start(loop.first):
+        raise ElasticRunError(
+            f"the streams have {len(waiting)} samples, which make no full batch of "
+            f"{size}, so with drop_last=True a loop over them delivers nothing. Take "
+            "smaller batches, or leave drop_last out."
+        )
+
+
+def _owned(
+    batches: Iterator[list[_Piece]], size: int, rank: int
+) -> Iterator[tuple[list[_Piece], list[int]]]:
+    """Yield the pieces of batches, and whose sample is in each slot, from 1 on."""
+    for pieces in batches:
+        owners = [0] * size
+        for piece in pieces:
+            for slot in piece.slots:
+                owners[piece.micro.places[slot]] = rank + 1
+        yield pieces, owners
+
+
+def _delivered_full(
+    loop: RunningLoop,
+    taken: list[tuple[int, int, Any]],
+    at: int,
+    advance: int,
+    how: Settling,
+    collate: Callable[[list[Any]], Any],
+) -> Iterator[Any]:
+    """Yield this replica's micro-batches of the samples of a global batch."""
+    size, rank = len(taken), how.shares.rank
+    [(_, largest)] = Counter(owner for _, owner, _ in taken).most_common(1)
+    own = [place for place, (_, owner, _) in enumerate(taken) if owner == rank]
+    runs = how.shares.cut(own, how.shares.num_micro(largest))
+    for run, share in zip(
+        runs or [()],
+        shares_of(runs, size, advance, how.shares.world_size, padding=()),
+        strict=True,
+    ):
+        found = [taken[place][2] for place in run]
+        loop.current = MicroBatch(
+            at // size, [index for index, _ in found], share.part, run
+        )
+        if found:
+            yield collate([sample for _, sample in found])
+        else:
+            yield how.padding() if runs else NOTHING
 
 
 class _Piece(NamedTuple):
@@ -83,20 +176,20 @@ def _global_batches(
 
 
 def _summed(
-    batches: Iterator[list[_Piece]], how: Settling
-) -> Iterator[tuple[list[_Piece], Callable[[], int]]]:
-    """Yield the batches, and for each what waits for the number of its samples.
+    batches: Iterator[tuple[list[_Piece], list[int]]], how: Settling
+) -> Iterator[tuple[list[_Piece], list[int]]]:
+    """Yield the batches, and for each the sums of its numbers over all replicas.
 
-    Each is read, and its sum begins, before the program gets the one before it.
+    Each is read, and its sums begin, before the program gets the one before it.
     """
     before = None
-    for pieces in batches:
-        after = pieces, how.sum_of(sum(len(each.slots) for each in pieces))
+    for pieces, numbers in batches:
+        after = pieces, how.sums_of(numbers)
         if before is not None:
-            yield before
+            yield before[0], before[1]()
         before = after
     if before is not None:
-        yield before
+        yield before[0], before[1]()
 
 
 def _delivered(

@@ -43,17 +43,19 @@ class StreamReader:
 
     Attributes:
         kept: What was read, by its index; whoever takes a sample takes it out of here.
+        start: The index of the stream's first sample.
 
     Args:
         name: What messages call the stream.
         length: Samples in it; `MAX_INDEX` if nobody knows.
         open_at: Returns an iterator over its samples from any one on.
-        window: How far from the furthest one a sample may be asked for later. A stream
+        window: How far from the furthest one a sample may be asked for later. A part
             of up to that many samples is read at once.
         num_before: Of these, how many may lie before the first one that is asked for.
         is_counted: Whether it ends after its length.
         kept: Where what was read goes; readers of several streams may share one.
-        start: The index of its first sample.
+        start: The index of the stream's first sample.
+        part: The numbers of the samples that it reads; all by default.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class StreamReader:
         is_counted: bool = True,
         kept: dict[int, Any] | None = None,
         start: int = 0,
+        part: range | None = None,
     ) -> None:
         self._name = name
         self._length = length
@@ -78,7 +81,8 @@ class StreamReader:
         self._has_read = False
         self._oldest = self._next = 0  # Only what lies between may be kept.
         self.kept: dict[int, Any] = {} if kept is None else kept
-        self._start = start
+        self.start = start
+        self._part = range(length) if part is None else part
         self._num_failures = 0  # In a row.
 
     def come_to(self, number: int) -> bool:
@@ -88,13 +92,14 @@ class StreamReader:
             Whether all was read.
         """
         if self._samples is None or number < self._next:
-            self._enter(max(0, number - self._num_before), number)
-        is_short = self._length <= self._window
-        ahead = self._length if is_short else min(self._window, _AHEAD[self._has_read])
+            self._enter(max(self._part.start, number - self._num_before), number)
+        end = self._part.stop
+        if len(self._part) > self._window:
+            end = min(end, number + min(self._window, _AHEAD[self._has_read]))
         self._has_read = True
-        self._read_before(min(number + ahead, self._length))
+        self._read_before(end)
         self.forget_before(number - self._window + 1)
-        if self._next < self._length:
+        if self._next < self._part.stop:
             return False
         self._check_end()
         return True
@@ -103,7 +108,7 @@ class StreamReader:
         """Keep nothing before a sample any more, or (None) nothing at all."""
         number = self._next if number is None else number
         if number > self._oldest:
-            indices = range(self._start + self._oldest, self._start + number)
+            indices = range(self.start + self._oldest, self.start + number)
             deque(map(self.kept.pop, indices, repeat(None)), maxlen=0)
             self._oldest = number
 
@@ -146,7 +151,7 @@ class StreamReader:
                 if self._samples is None:
                     self._samples = iter(self._open_at(self._next))
                 # Not one by one: a loop here would take longer than reading lines.
-                indices = range(self._start + self._next, self._start + end)
+                indices = range(self.start + self._next, self.start + end)
                 read.update(zip(indices, self._samples, strict=False))
             except ElasticRunError:
                 raise
@@ -187,7 +192,8 @@ class StreamReader:
     def _check_end(self) -> None:
         """Refuse a stream that has more samples than were counted."""
         samples, self._samples = self._samples, None
-        if samples is not None and self._is_counted and next(samples, self) is not self:
+        is_end = self._is_counted and self._part.stop == self._length
+        if samples is not None and is_end and next(samples, self) is not self:
             raise ElasticRunError(
                 f"{self._name} goes on after its {self._length} samples. It has "
                 f"changed since they were counted. {_OTHER_LENGTH}"

@@ -22,8 +22,14 @@ from torch.utils.data import Dataset
 from elasticrun.checkpoint.states.generators import program_generators_kept
 from elasticrun.checkpoint.storage.place import parse_place
 from elasticrun.data.order.batches import check_size
-from elasticrun.data.order.lanes import DealtLanes, Lanes
-from elasticrun.data.streams.index import STRIDE, Scan, scan_all
+from elasticrun.data.order.lanes import (
+    Blocks,
+    DealtLanes,
+    LaneOrder,
+    Lanes,
+    LanesOrder,
+)
+from elasticrun.data.streams.index import STRIDE, Scan, scan_all, stamps_of
 from elasticrun.data.streams.stream_reader import StreamReader
 from elasticrun.errors import ElasticRunError, counted
 from elasticrun.job.current import current_job
@@ -32,6 +38,7 @@ from elasticrun.logger import Logger
 logger = Logger(__name__)
 
 _NUM_FIRST = 8  # Samples by which data is known again.
+_MOST_BLOCKS = 1 << 17  # So many are dealt in some milliseconds.
 _UNEVEN = 1.2  # The largest share of a replica, over the mean one, that is not told.
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -90,12 +97,15 @@ class Streams(InLanes):
 
     An `AdaptiveDataLoader` reads its streams through a fixed number of lanes, each by
     one replica and one worker at a time, and resumes at the sample at any number of
-    replicas and workers. With `shuffle=True`, each loop has another order of the
-    streams in a lane, and of the samples in each window of a lane.
+    replicas and workers. With `shuffle=True`, each loop deals the blocks of the streams
+    to the lanes anew, and mixes the samples in each window of a lane. A block is what
+    can be entered at once: some hundred lines, a row group, or a whole stream.
 
     A subclass says how a stream is opened and, unless the lengths are given, counted:
 
         class Records(Streams):
+            block = 500  # It can be entered anywhere: so many are read in a row.
+
             def open(self, stream, first):
                 with open(self.names[stream], "rb") as file:
                     file.seek(first * 100)
@@ -112,7 +122,10 @@ class Streams(InLanes):
         lanes: How many are read side by side. With as many as samples in a batch, or
             more, the replicas' shares are nearly even; more cost open files, and memory
             for their windows.
-        window: Samples of a lane that are mixed. That many of each lane are in memory.
+        window: Samples that are mixed, in all lanes together; each has its part of it,
+            1000 at most. So many are in memory, in all replicas together.
+        window_bytes: The most bytes of samples that are mixed, where counting the
+            streams shows how large they are.
         transform: From what is read to the sample, where it is delivered; its random
             draws are seeded as those of any data set (`seed_each`).
         skip_broken: Leave samples out for which `transform` raises. All are tried when
@@ -135,7 +148,8 @@ class Streams(InLanes):
         names: Sequence[str],
         *,
         lanes: int = 64,
-        window: int = 1000,
+        window: int = 16_384,
+        window_bytes: int = 64 << 20,
         transform: Callable[[Any], Any] | None = None,
         skip_broken: bool = False,
         lengths: Sequence[int] | Literal["unknown"] | None = None,
@@ -167,16 +181,19 @@ class Streams(InLanes):
                 f"{len(lengths)} lengths were given for {len(self.names)} streams. "
                 "Give one for each."
             )
-        if lengths is not None and min(lengths) < 0:
-            name = self.names[list(lengths).index(min(lengths))]
-            raise ValueError(
-                f"the length of {name} is {min(lengths)}: give numbers from 0 up."
-            )
+        for name, length in zip(self.names, lengths or (), strict=False):
+            if not (hasattr(length, "__index__") and length >= 0):
+                raise ValueError(
+                    f"the length of {name} is {length!r}: give numbers from 0 up."
+                )
         self.transform = transform
         self.skip_broken = skip_broken
         self._num_lanes = check_size("lanes", lanes)
         self._window = check_size("window", window)
-        self._scans = None if lengths is None else [Scan(int(n)) for n in lengths]
+        self._window_bytes = check_size("window_bytes", window_bytes)
+        self._scans = None
+        if lengths is not None:
+            self._scans = [self._scan_of(int(length)) for length in lengths]
         self._are_counted = lengths is None
         self._is_shuffled = True
         self._index = index
@@ -188,6 +205,7 @@ class Streams(InLanes):
             "names": self.names,
             "lanes": self._num_lanes,
             "window": self._window,
+            "window_bytes": self._window_bytes,
             "index": self._index,
             "lengths": "unknown" if self.has_unknown_lengths else None,
         }
@@ -195,6 +213,11 @@ class Streams(InLanes):
     # What a subclass says.
 
     first_mark: Any = 0
+    # Samples that are read in a row, where a stream can be entered at any of them; a
+    # stream of which what lies before must be read has none.
+    block: int | None = None
+    # Whether each replica is to read the same streams in each loop.
+    keeps_streams = False
 
     @abstractmethod
     def open(self, stream: int, first: int) -> Iterator[Any]:
@@ -206,7 +229,11 @@ class Streams(InLanes):
 
     def scan(self, stream: int) -> Scan:
         """Return how many samples a stream has, and marks to enter it by."""
-        return Scan(self.count(stream))
+        return self._scan_of(self.count(stream))
+
+    def _scan_of(self, length: int) -> Scan:
+        begins = np.arange(0, length, self.block) if self.block else Scan(0).begins
+        return Scan(length, begins=begins)
 
     @property
     def draws(self) -> bool:
@@ -222,6 +249,14 @@ class Streams(InLanes):
         if self.skip_broken:
             kind += f" without what {name_of(self.transform)} refuses"
         return kind
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Return the bytes of each stream; 1 of each where one is no file."""
+        stamps = [""] if self.kind is None else stamps_of(self.names)
+        sizes = [stamp.partition(" ")[0] for stamp in stamps]
+        if not all(map(str.isdigit, sizes)):  # A storage may tell no size.
+            return np.ones(len(self.names), np.int64)
+        return np.array(sizes).astype(np.int64)
 
     # What it knows by then.
 
@@ -277,7 +312,10 @@ class Streams(InLanes):
             for number, read in enumerate(self.open(stream, 0))
             if self._is_broken(read)
         ]
-        return Scan(scan.length - len(broken), scan.marks, np.array(broken, np.int64))
+        length = scan.length - len(broken)
+        begins = scan.begins - np.searchsorted(broken, scan.begins)
+        begins = np.unique(begins[begins < length])
+        return Scan(length, scan.marks, np.array(broken, np.int64), begins, scan.size)
 
     def _is_broken(self, read: Any) -> bool:
         assert self.transform is not None
@@ -297,7 +335,13 @@ class Streams(InLanes):
     @cached_property
     def lanes(self) -> Lanes:
         lengths = np.array([scan.length for scan in self.scans], np.int64)
-        lanes = Lanes(lengths, self._num_lanes, window=self._window)
+        window, size = self._window, sum(scan.size for scan in self.scans)
+        if size:
+            window = min(
+                window, max(self._window_bytes * int(lengths.sum()) // size, 1)
+            )
+        blocks = None if self.keeps_streams else _blocks_of(self.scans)
+        lanes = Lanes(lengths, self._num_lanes, window=window, blocks=blocks)
         lanes.checksum = zlib.crc32(self.identity.encode(), lanes.checksum)
         for scan in self.scans:
             lanes.checksum = zlib.crc32(scan.broken.tobytes(), lanes.checksum)
@@ -312,6 +356,14 @@ class Streams(InLanes):
     @cached_property
     def _starts(self) -> list[int]:
         return [int(start) for start in self.lanes.starts]
+
+    @cached_property
+    def _block_starts(self) -> list[int]:
+        """The numbers of the first samples of what a reader reads, and the end."""
+        blocks = self.lanes.blocks
+        if blocks is None or not self._is_shuffled:
+            return self._starts
+        return [*blocks.begins.tolist(), len(self)]
 
     def mark(self, stream: int, first: int) -> tuple[int, Any]:
         """Return the last mark at or before a sample: its number, and its row.
@@ -374,40 +426,45 @@ class Streams(InLanes):
 
     def _read(self, index: int) -> None:
         """Read a sample that is not kept, and some that follow it."""
-        stream = bisect_right(self._starts, index) - 1
-        reader = self._readers.get(stream) or self._new_reader(stream)
-        if reader.come_to(index - self._starts[stream]):
-            del self._readers[stream]
-            self._long.pop(stream, None)
+        block = bisect_right(self._block_starts, index) - 1
+        reader = self._readers.get(block) or self._new_reader(block)
+        if reader.come_to(index - reader.start):
+            del self._readers[block]
+            self._long.pop(block, None)
 
-    def _new_reader(self, stream: int) -> StreamReader:
-        """Return what reads a stream that is not open yet.
+    def _new_reader(self, block: int) -> StreamReader:
+        """Return what reads a block that is not open yet.
 
         Those of up to a window are read at once, and hold no file open. Of longer ones
         few are open in each lane; what a resume has passed over may leave some behind.
         """
-        length = self.scans[stream].length
-        if length > self._window:
+        begin, end = self._block_starts[block : block + 2]
+        window = self.lanes.window
+        if end - begin > window:
             if len(self._long) >= 4 * self.lanes.num_lanes:
                 oldest = next(iter(self._long))
                 self._readers.pop(oldest).forget_before()
                 del self._long[oldest]
-            self._long[stream] = None
-        reader = self._readers[stream] = StreamReader(
+            self._long[block] = None
+        stream = bisect_right(self._starts, begin) - 1
+        start = self._starts[stream]
+        reader = self._readers[block] = StreamReader(
             self.names[stream],
-            length,
+            self.scans[stream].length,
             lambda first: self.without_broken(stream, first),
-            window=self._window,
-            num_before=self._window - 1 if self._is_shuffled else 0,
+            window=window,
+            num_before=window - 1 if self._is_shuffled else 0,
             is_counted=self._are_counted,
             kept=self._kept,
-            start=self._starts[stream],
+            start=start,
+            part=range(begin - start, end - start),
         )
         return reader
 
     def apart(self, *, is_shuffled: bool) -> Streams:
         own = copy.copy(self)
         own._is_shuffled = is_shuffled
+        own.__dict__.pop("_block_starts", None)
         return own
 
     def _forget_readers(self) -> None:
@@ -478,6 +535,23 @@ def directory_of(index: str | os.PathLike[str] | None) -> Path | None:
     return place / "streams" if isinstance(place, Path) else None
 
 
+def _blocks_of(scans: list[Scan]) -> Blocks:
+    """Return all blocks, several as one where there are very many."""
+    step = 1 + sum(len(scan.begins) for scan in scans) // _MOST_BLOCKS
+    begins, are_entered, start = [], [], 0
+    for scan in scans:
+        if scan.length:
+            own = scan.begins[::step] if len(scan.begins) else np.zeros(1, np.int64)
+            begins.append(own + start)
+            are_entered.append(np.full(len(own), len(scan.begins) > 0))
+        start += scan.length
+    none: Any = np.zeros(0, np.int64)
+    return Blocks(
+        np.concatenate([none, *begins]),
+        np.concatenate([none.astype(np.bool_), *are_entered]),
+    )
+
+
 def paths_of(given: Paths) -> list[str]:
     """Return the files that paths, patterns and URLs name, each pattern's sorted."""
     if not isinstance(given, (str, os.PathLike)):
@@ -501,11 +575,15 @@ def paths_of(given: Paths) -> list[str]:
 
 
 def lanes_of(
-    dataset: Any, sampler: Any, batch_sampler: Any, *, rank: int, world_size: int
-) -> DealtLanes | None:
-    """Return the lanes of a data set in streams, ready to read; None of any other."""
-    if not isinstance(dataset, InLanes):
-        return None
+    dataset: InLanes,
+    sampler: Any,
+    batch_sampler: Any,
+    *,
+    shuffle: bool,
+    rank: int,
+    world_size: int,
+) -> DealtLanes:
+    """Return the lanes of a data set in streams, ready to read."""
     if sampler is not None or batch_sampler is not None:
         raise ValueError(
             f"{type(dataset).__name__} is read in streams, in their own order: a "
@@ -514,31 +592,32 @@ def lanes_of(
         )
     lanes = dataset.lanes
     if rank == 0:
-        _warn_of_uneven(dataset, world_size)
+        _warn_of_uneven(
+            type(dataset).__name__, lanes.order(0 if shuffle else None), world_size
+        )
     dataset.prepare(rank, world_size)
     return lanes
 
 
-def _warn_of_uneven(dataset: InLanes, world_size: int) -> None:
+def _warn_of_uneven(name: str, lanes: LanesOrder, world_size: int) -> None:
     """Warn where lanes do not divide well among the replicas."""
-    lanes = dataset.lanes
     if lanes.num_lanes < world_size:
         logger.warning(
             "%s has %s for %d replicas, so each replica reads all streams and keeps "
             "its part. Split the data into more streams, or give more lanes.",
-            type(dataset).__name__,
+            name,
             counted(lanes.num_lanes, "lane"),
             world_size,
         )
-    elif isinstance(lanes, Lanes):
+    elif isinstance(lanes, LaneOrder):
         owners = np.arange(lanes.num_lanes) % world_size
         own = np.bincount(owners, weights=lanes.totals)
         if own.max() > _UNEVEN * own.mean():
             logger.warning(
                 "%s: one of %d replicas reads %.1f times its share, because there are "
-                "few lanes, or streams of different length. Split the data into more "
-                "streams of similar length.",
-                type(dataset).__name__,
+                "few lanes, or streams of different length that are read whole. Split "
+                "the data into more streams of similar length.",
+                name,
                 world_size,
                 own.max() / own.mean(),
             )

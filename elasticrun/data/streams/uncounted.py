@@ -15,10 +15,10 @@ from elasticrun.checkpoint.states.generators import (
     seed_generators,
 )
 from elasticrun.data.order.batches import MAX_INDEX
-from elasticrun.data.order.lanes import Slots
+from elasticrun.data.order.lanes import Slots, window_in_lane
 from elasticrun.data.order.permutation import Permutation
 from elasticrun.data.streams.iterables import streams_of
-from elasticrun.data.streams.learned import LearnedLanes
+from elasticrun.data.streams.learned import LearnedLengths
 from elasticrun.data.streams.stream_reader import StreamReader
 from elasticrun.data.streams.streams import InLanes, Streams, transform_error
 from elasticrun.data.workers.lanes import DRY
@@ -70,8 +70,10 @@ class Uncounted(InLanes):
                 "something for such samples."
             )
         self.streams = given
-        self._learned = LearnedLanes(given, name)
-        self._window = given.options()["window"]
+        self._learned = LearnedLengths(given, name)
+        options = given.options()
+        self._num_lanes = min(options["lanes"], len(given.names))
+        self._window = window_in_lane(options["window"], self._num_lanes)
         self._is_shuffled = False
         self._key = -1  # Of the loop that is read.
         self._lanes: dict[int, _Lane] = {}
@@ -79,8 +81,8 @@ class Uncounted(InLanes):
 
     @property
     def lanes(self) -> Slots:
-        own = f"{self._learned.num_lanes} {self._window} {self.streams.identity}"
-        return Slots(self._learned.num_lanes, zlib.crc32(own.encode()))
+        own = f"{self._num_lanes} {self._window} {self.streams.identity}"
+        return Slots(self._num_lanes, zlib.crc32(own.encode()))
 
     @property
     def draws(self) -> bool:
@@ -96,7 +98,7 @@ class Uncounted(InLanes):
 
     def place(self, index: int) -> tuple[str, int]:
         """Return the lane, and the number there."""
-        number, lane = divmod(index % MAX_INDEX, self._learned.num_lanes)
+        number, lane = divmod(index % MAX_INDEX, self._num_lanes)
         return f"lane {lane}", number
 
     def apart(self, *, is_shuffled: bool) -> Uncounted:
@@ -117,7 +119,7 @@ class Uncounted(InLanes):
         key = indices[0] // MAX_INDEX if indices else self._key
         if key != self._key:
             self._key, self._lanes = key, {}
-        lanes, offset, num_lanes = self._lanes, key * MAX_INDEX, self._learned.num_lanes
+        lanes, offset, num_lanes = self._lanes, key * MAX_INDEX, self._num_lanes
         samples = []
         for index in indices:
             number, at = divmod(index - offset, num_lanes)
@@ -147,8 +149,12 @@ class Uncounted(InLanes):
         return self._padding[0]
 
     def _new_lane(self, number: int) -> _Lane:
-        lane_key = derive_seed(self._key, number) if self._is_shuffled else None
-        order = self._learned.order(number, lane_key)
+        num_streams, lane_key = len(self.streams.names), None
+        deal = np.arange(num_streams)
+        if self._is_shuffled:  # Each loop deals the streams to the lanes anew.
+            lane_key = derive_seed(self._key, number)
+            deal = Permutation(num_streams, self._key).take(deal)
+        order = deal[number :: self._num_lanes].tolist()
         reader = StreamReader(
             f"lane {number}",
             MAX_INDEX,

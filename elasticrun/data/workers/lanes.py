@@ -48,7 +48,8 @@ def reader_of_lanes(
     has_slots = isinstance(dataset.lanes, Slots)
     if has_slots or loader.num_workers:
         reader = Reader(dataset, draws=dataset.draws)
-        return _ByLanes(loader, reader, has_slots=has_slots)
+        are_collated = not (has_slots and loader.drop_last)
+        return _ByLanes(loader, reader, has_slots=has_slots, are_collated=are_collated)
     return reader_of(loader, dataset, is_seeded=is_seeded, draws=dataset.draws)
 
 
@@ -59,6 +60,9 @@ class _ByLanes(BatchReader):
     the pieces are joined here; with a `collate_fn` of the program's own, the samples
     come here, and are collated here. Each sample has a seed of its own, since which
     worker reads it with which others depends on how many there are.
+
+    Args:
+        are_collated: Whether batches are made; else lists of samples.
     """
 
     is_seeded = True
@@ -66,11 +70,16 @@ class _ByLanes(BatchReader):
     names_lanes = True
 
     def __init__(
-        self, loader: DataLoader[Any], reader: Reader, *, has_slots: bool
+        self,
+        loader: DataLoader[Any],
+        reader: Reader,
+        *,
+        has_slots: bool,
+        are_collated: bool,
     ) -> None:
         self._num_workers = max(loader.num_workers, 1)
         self._has_slots = has_slots
-        self._collate = loader.collate_fn
+        self._collate = loader.collate_fn if are_collated else unchanged
         self._is_default = self._collate is default_collate
         self._is_pinned = loader.pin_memory
         collate = partial(_present, _collated_if_any if self._is_default else unchanged)

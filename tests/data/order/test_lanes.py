@@ -10,17 +10,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticrun.data.order.batches import MAX_INDEX, SizedBatches
-from elasticrun.data.order.lanes import Lanes
+from elasticrun.data.order.lanes import Blocks, Lanes
 from elasticrun.data.order.loop_orders import Passes
 from elasticrun.data.order.plan import LoopPlan
 from elasticrun.data.order.shares import LaneShares, Shares
+from tests.support.mixing import mixing
 
 lengths = st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any)
+
+
+def lanes_of(
+    lengths: list[int], num: int, window: int, block: int | None, *, are_entered: bool
+) -> Lanes:
+    """Return lanes of streams that are cut into blocks of so many samples, or whole."""
+    blocks = None
+    if block is not None:
+        begins = [
+            begin + at
+            for begin, length in zip(np.cumsum([0, *lengths]), lengths, strict=False)
+            for at in range(0, length, block)
+        ]
+        blocks = Blocks(np.array(begins), np.full(len(begins), are_entered))
+    return Lanes(np.array(lengths), num, window=window, blocks=blocks)
+
+
 any_lanes = st.builds(
-    lambda lengths, num, window: Lanes(np.array(lengths), num, window=window),
+    lanes_of,
     lengths,
     st.integers(1, 9),
-    st.integers(1, 12),
+    st.integers(1, 60),
+    st.none() | st.integers(1, 30),
+    are_entered=st.booleans(),
 )
 keys = st.none() | st.integers(0, 5)
 
@@ -34,31 +54,40 @@ def test_an_order_has_each_sample_once_wherever_it_is_entered(
     lanes: Lanes, key: int | None
 ) -> None:
     order = lanes.order(key)
-    whole = order.take(everywhere(lanes))
+    whole = order(everywhere(lanes))
     assert sorted(whole) == list(range(len(lanes)))
     for begin in {0, len(lanes) // 2, len(lanes) - 1}:
-        entered = lanes.order(key).take(np.arange(begin, len(lanes)))
+        entered = lanes.order(key)(np.arange(begin, len(lanes)))
         assert entered.tolist() == whole[begin:].tolist()
 
 
 @given(any_lanes, keys)
-def test_the_lane_of_a_position_is_that_of_its_stream(
+def test_all_samples_of_a_block_are_in_one_lane(lanes: Lanes, key: int | None) -> None:
+    order = lanes.order(key)
+    samples, found = order(everywhere(lanes)), order.lane_of(everywhere(lanes))
+    assert set(found) == set(range(order.num_lanes))
+    begins = lanes.starts
+    if key is not None and lanes.blocks is not None:
+        begins = lanes.blocks.begins
+    blocks = np.searchsorted(begins, samples, side="right") - 1
+    assert len({*zip(blocks.tolist(), found.tolist(), strict=True)}) == len({*blocks})
+    if lanes.blocks is None:  # Then a stream has its lane for good.
+        assert found.tolist() == lanes.lane_of_stream[blocks].tolist()
+
+
+@given(any_lanes, keys)
+def test_a_round_takes_one_sample_of_each_lane_that_has_one(
     lanes: Lanes, key: int | None
 ) -> None:
-    samples = lanes.order(key).take(everywhere(lanes))
-    streams = np.searchsorted(lanes.starts, samples, side="right") - 1
-    expected = lanes.lane_of_stream[streams]
-    assert lanes.lane_of(everywhere(lanes)).tolist() == expected.tolist()
-
-
-@given(any_lanes)
-def test_a_round_takes_one_sample_of_each_lane_that_has_one(lanes: Lanes) -> None:
-    found, numbers = lanes.locate(everywhere(lanes))
+    order = lanes.order(key)
+    found, numbers = order.locate(everywhere(lanes))
+    places = found[: order.num_lanes].tolist()  # All lanes have a sample.
+    assert key is not None or places == sorted(places)
     rounds = [
         (number, lane)
-        for number in range(lanes.totals.max())
-        for lane in range(lanes.num_lanes)
-        if number < lanes.totals[lane]
+        for number in range(order.totals.max())
+        for lane in places
+        if number < order.totals[lane]
     ]
     assert list(zip(numbers, found, strict=True)) == rounds
 
@@ -66,39 +95,76 @@ def test_a_round_takes_one_sample_of_each_lane_that_has_one(lanes: Lanes) -> Non
 @given(any_lanes, st.integers(0, 5))
 def test_no_sample_leaves_its_window(lanes: Lanes, key: int) -> None:
     """So nobody keeps more than a window of samples that were passed over."""
-    found, numbers = lanes.locate(everywhere(lanes))
-    shuffled = lanes.order(key)._shuffled(found, numbers)
-    assert (shuffled // lanes.window == numbers // lanes.window).all()
+    order = lanes.order(key)
+    found, numbers = order.locate(everywhere(lanes))
+    shuffled = order._shuffled(found, numbers)
+    into = order._into_window[found]
+    same = (shuffled + into) // lanes.window == (numbers + into) // lanes.window
+    assert same.all()
 
 
-@given(any_lanes, st.integers(1, 20), st.data())
-def test_batches_alike_have_like_lanes(lanes: Lanes, size: int, data: Any) -> None:
+@given(any_lanes, keys, st.integers(1, 20), st.data())
+def test_batches_alike_have_like_lanes(
+    lanes: Lanes, key: int | None, size: int, data: Any
+) -> None:
     position = data.draw(st.integers(0, len(lanes) - 1))
-    count = lanes.num_alike(position, size)
+    order = lanes.order(key)
+    count = order.num_alike(position, size)
     if count > 1:
-        found = lanes.lane_of(np.arange(position, position + count * size))
+        found = order.lane_of(np.arange(position, position + count * size))
         assert (found.reshape(count, size) == found[:size]).all()
 
 
 def test_longest_streams_are_dealt_first() -> None:
     lanes = Lanes(np.array([5, 50, 20, 10, 10, 5]), 2, window=1)
     assert lanes.lane_of_stream.tolist() == [1, 0, 1, 1, 1, 1]
-    assert lanes.totals.tolist() == [50, 50]
+    assert lanes.order(None).totals.tolist() == [50, 50]
+
+
+@given(any_lanes, st.integers(0, 5))
+def test_lanes_of_blocks_differ_by_the_longest_one_at_most(
+    lanes: Lanes, key: int
+) -> None:
+    if lanes.blocks is not None:
+        longest = np.diff(lanes.blocks.begins, append=len(lanes)).max()
+        totals = lanes.order(key).totals
+        assert totals.max() - totals.min() <= longest
 
 
 def test_orders_differ_by_key_and_windows_mix() -> None:
-    lanes = Lanes(np.full(8, 1000), 4, window=100)
-    first, other = (lanes.order(key).take(everywhere(lanes)) for key in (1, 2))
+    lanes = lanes_of([1000] * 8, 4, 400, 250, are_entered=True)
+    first, other = (lanes.order(key)(everywhere(lanes)) for key in (1, 2))
     assert (first == other).mean() < 0.01
     assert (np.diff(first[::4]) == 1).mean() < 0.05  # One lane's samples.
+
+
+@pytest.mark.parametrize(
+    ("num_files", "length", "batch_size", "window", "least_met"),
+    [
+        (64, 1500, 16, 16_384, 0.9),
+        (64, 1500, 16, 1024, 0.9),  # As of pictures.
+        (256, 500, 32, 16_384, 0.9),
+        (1000, 60, 32, 16_384, 0.5),  # Files shorter than a window.
+        (1, 50_000, 32, 16_384, 1),
+    ],
+)
+def test_files_mix(
+    num_files: int, length: int, batch_size: int, window: int, least_met: float
+) -> None:
+    lanes = lanes_of([length] * num_files, 64, window, 256, are_entered=True)
+    orders = [lanes.order(key)(everywhere(lanes)) for key in range(3)]
+    met, correlation, again = mixing(orders, num_files, batch_size)
+    assert met >= least_met
+    assert correlation <= 0.12
+    assert again <= 1.2
 
 
 @pytest.mark.parametrize("batch_size", [32, 64])
 def test_shares_at_64_lanes_are_nearly_even(batch_size: int) -> None:
     """With a batch of as many samples: the largest share over the mean one."""
-    lanes = Lanes(np.full(64, 100), 64, window=1)
+    order = Lanes(np.full(64, 100), 64, window=1).order(None)
     for world_size in (3, 5, 7):
-        owners = lanes.lane_of(np.arange(64)) % world_size
+        owners = order.lane_of(np.arange(64)) % world_size
         assert np.bincount(owners).max() / (64 / world_size) <= 1.1
 
 
@@ -123,12 +189,12 @@ def plan_of(run: dict[str, Any], rank: int, world_size: int, first: int) -> Loop
     batches = SizedBatches(
         ((0, run["batch_size"]),), MAX_INDEX if run["is_endless"] else len(lanes)
     )
-    passes = Passes(len(lanes), lambda number: lanes.order(number).take)
+    passes = Passes(len(lanes), lanes.order)
     shares = Shares(rank, world_size, run["max_local"], run["is_padded"])
     end = first + 12 if run["is_endless"] else len(batches)
     return LoopPlan(
         batches,
-        LaneShares(batches, shares, None, lanes, len(lanes)),
+        LaneShares(batches, shares, None, passes),
         passes,
         first=first,
         end=end,
@@ -167,10 +233,10 @@ def check_batch(
     for rank, plan in enumerate(plans):
         micros = [each for each in plan.in_flight if each[0] == number]
         own = [i for _, indices, p, _ in micros for i in indices[: p.num_valid]]
-        streams = np.searchsorted(lanes.starts, own, side="right") - 1
-        if lanes.num_lanes >= len(plans):
-            assert set(lanes.lane_of_stream[streams] % len(plans)) <= {rank}
         places = [at for *_, p, places in micros for at in places[: p.num_valid]]
+        if lanes.num_lanes >= len(plans):
+            found = plan.order.lane_of(start + np.array(places, int))  # type: ignore[attr-defined]
+            assert set(found % len(plans)) <= {rank}
         delivered += zip(places, own, strict=True)
         weight += sum(part.weight for _, _, part, _ in micros) / len(plans)
         assert all(len(p) <= (run["max_local"] or size) for _, p, _, _ in micros)

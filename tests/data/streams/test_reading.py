@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from elasticrun import (
     ElasticRunError,
     Endless,
     ResidentShards,
+    TextLines,
     request_stop,
 )
 from elasticrun.data.streams import stream_reader
@@ -123,7 +125,7 @@ def test_endless_streams_go_on_in_passes_of_each_lane(
 
     delivered: list[int] = []
     whole = run_once(script)
-    lanes = [whole[0::2], whole[1::2]]
+    lanes = sorted([whole[0::2], whole[1::2]], key=lambda lane: 37 in lane)
     assert set(lanes[0]) == {*range(37), *range(78, 90)}
     assert set(lanes[1]) == {*range(37, 78)}
     # A pass of each lane, and what a window of it may take in of the next.
@@ -138,6 +140,23 @@ def test_endless_streams_go_on_in_passes_of_each_lane(
             if directory is None:
                 shutil.rmtree(tmp_path / "other" / "streams")  # Learned lengths.
         assert run_once(script, directory or tmp_path / "other") == whole
+
+
+def test_endless_streams_are_dealt_by_size(
+    job: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lengths = [300, 0, 100, 100, 100, 0]
+    for number, length in enumerate(lengths):
+        (tmp_path / f"{number}.txt").write_text(f"{number}\n" * length)
+    lines = TextLines(tmp_path / "*.txt", parse=int, lanes=2)
+    loader = AdaptiveDataLoader(Endless(lines), 100, shuffle=True)
+    drawn = Counter(flat(loader.batches(60)))
+    assert all(950 < drawn[number] * 100 / lengths[number] < 1050 for number in drawn)
+    assert set(drawn) == {0, 2, 3, 4}
+    assert "lanes" not in caplog.text
+    Endless(TextLines(tmp_path / "*.txt"))
+    assert "one of 4 lanes has 3.0 times the bytes of another" in caplog.text
+    assert "or give lanes=2, which are nearly even" in caplog.text
 
 
 def test_a_lane_without_samples_is_an_error(job: Any) -> None:

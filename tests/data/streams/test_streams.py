@@ -20,6 +20,7 @@ from elasticrun import (
     Endless,
     Mixed,
     Packed,
+    ParquetRows,
     TextLines,
     remaining_epochs_until,
     request_stop,
@@ -29,21 +30,24 @@ from elasticrun.job.trace import Trace
 from elasticrun.testing import read_trace, samples_of_loop
 from tests.support.full_disk import limited_files
 from tests.support.generations import generation, run_once
-from tests.support.numbered_streams import LENGTHS, Numbers, flat
+from tests.support.numbered_streams import LENGTHS, Cut, Numbers, flat
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("kind", "options"),
     [
-        {},
-        {"drop_last": True},
-        {"shuffle": True},
-        {"batch_size": {0: 4, 30: 11}, "max_local_batch_size": 3},
+        (Numbers, {}),
+        (Numbers, {"drop_last": True}),
+        (Numbers, {"shuffle": True}),
+        (Cut, {"shuffle": True}),
+        (Cut, {"batch_size": {0: 4, 30: 11}, "max_local_batch_size": 3}),
     ],
 )
-def test_a_loop_goes_on_at_the_sample(options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_loop_goes_on_at_the_sample(
+    kind: type[Numbers], options: dict[str, Any], tmp_path: Path
+) -> None:
     def script(stop_in: int = -1) -> list[tuple[int, list[int]]]:
-        streams = Numbers(*LENGTHS, lanes=3, window=5)
+        streams = kind(*LENGTHS, lanes=3, window=9)
         loader = AdaptiveDataLoader(streams, **{"batch_size": 8, **options})
         for epoch in remaining_epochs_until(2):
             for batch in loader:
@@ -203,6 +207,31 @@ def test_other_lengths_are_no_resume(tmp_path: Path) -> None:
         run_once(lambda: script(11, 19), tmp_path)
 
 
+def test_data_may_grow_between_epochs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def script(*lengths: int, stop: bool = False) -> list[list[int]]:
+        streams = Numbers(*lengths, lanes=3, window=5)
+        loader = AdaptiveDataLoader(streams, 4, shuffle=True, name="train")
+        return [flat(loader) for _ in remaining_epochs_until(1 if stop else 3)]
+
+    run_once(lambda: script(10, 20, stop=True), tmp_path)
+    [second, third] = run_once(lambda: script(10, 20, 7), tmp_path)
+    assert sorted(second) == sorted(third) == list(range(37))
+    assert "since the last epoch (37 samples in place of 30): the next" in caplog.text
+
+
+def test_streams_of_an_earlier_version_are_no_resume(tmp_path: Path) -> None:
+    """Which dealt them whole; the order was a number in the fingerprint."""
+    with generation():
+        loader = AdaptiveDataLoader(Numbers(10, 20), 4, shuffle=True)
+        next(iter(loader))
+        state = loader.state_dict()
+        state["fingerprint"]["order"] = 1234
+    with generation(), pytest.raises(CheckpointError, match="as earlier versions"):
+        AdaptiveDataLoader(Numbers(10, 20), 4, shuffle=True).load_state_dict(state)
+
+
 def test_empty_and_missing_streams_are_refused(job: Any) -> None:
     with pytest.raises(ValueError, match="Numbers has no streams"):
         Numbers()
@@ -358,18 +387,37 @@ def test_what_cannot_be_is_refused(job: Any, tmp_path: Path) -> None:
         TextLines(tmp_path, skip_broken=True)
     with pytest.raises(ValueError, match="give transform or parse, and no lengths"):
         TextLines(tmp_path, parse=int, skip_broken=True, lengths=[3])
+    with pytest.raises(ValueError, match="length of stream 1 is None"):
+        Numbers.__mro__[1].__init__(Numbers(1, 1), ["a", "stream 1"], lengths=[5, None])
+    with pytest.raises(TypeError, match="from keys to data sets and to weights"):
+        Mixed([Numbers(3)], [1])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Endless takes streams that have an end, not"):
+        Endless(Mixed({"a": Numbers(3)}, {"a": 1}))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"Give \['id'\]"):
+        ParquetRows(tmp_path, columns="id")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="is one text"):
         Numbers.__mro__[1].__init__(Numbers(1), "file.txt")
     with pytest.raises(ElasticRunError, match="nowhere cannot be read through"):
         AdaptiveDataLoader(TextLines(tmp_path / "nowhere"), 4)
 
 
+def test_one_long_stream_fills_all_lanes(caplog: pytest.LogCaptureFixture) -> None:
+    streams = Cut(600, lanes=8)
+    lanes = lanes_of(streams, None, None, shuffle=True, rank=0, world_size=8)
+    assert lanes is not None
+    assert lanes.order(1).num_lanes == 8
+    assert not caplog.text
+    with generation():
+        assert sorted(flat(AdaptiveDataLoader(streams, 16, True))) == list(range(600))
+    assert sorted(streams.opened) == [(0, first) for first in range(0, 600, 6)]
+
+
 def test_uneven_shares_are_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        lanes_of(Numbers(90, 30), None, None, rank=0, world_size=2)
-        lanes_of(Numbers(50, 50), None, None, rank=0, world_size=2)
-        lanes_of(Numbers(50, 50), None, None, rank=0, world_size=3)
-        lanes_of(Numbers(50, 50), None, None, rank=1, world_size=3)
+        lanes_of(Numbers(90, 30), None, None, shuffle=False, rank=0, world_size=2)
+        lanes_of(Numbers(50, 50), None, None, shuffle=False, rank=0, world_size=2)
+        lanes_of(Numbers(50, 50), None, None, shuffle=False, rank=0, world_size=3)
+        lanes_of(Numbers(50, 50), None, None, shuffle=False, rank=1, world_size=3)
     assert [record.message.split(",")[0] for record in caplog.records] == [
         "Numbers: one of 2 replicas reads 1.5 times its share",
         "Numbers has 2 lanes for 3 replicas",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import accumulate, count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,9 +27,10 @@ from elasticrun import (
     request_stop,
 )
 from elasticrun.data.order.batches import MAX_INDEX, SizedBatches
+from elasticrun.data.order.permutation import Permutation
 from elasticrun.data.order.plan import LoopPlan, RunningLoop, Seeding
 from elasticrun.data.order.shares import LaneShares, Shares
-from elasticrun.data.streams.settling import Settling, settled
+from elasticrun.data.streams.settling import Settling, full, settled
 from elasticrun.data.workers.lanes import DRY
 from elasticrun.job.loop import NOTHING, Part
 from elasticrun.testing import read_trace
@@ -55,14 +57,26 @@ def settings(draw: Any) -> dict[str, Any]:
 def slots_of(run: dict[str, Any]) -> tuple[int, list[int]]:
     """Return how many lanes there are, and how many samples each of them has."""
     num_lanes = min(run["lanes"], len(run["lengths"]))
-    return num_lanes, [sum(run["lengths"][n::num_lanes]) for n in range(num_lanes)]
+    lengths = np.array(run["lengths"])
+    if run["is_shuffled"]:
+        lengths = lengths[Permutation(len(lengths), KEY).take(np.arange(len(lengths)))]
+    return num_lanes, [int(lengths[n::num_lanes].sum()) for n in range(num_lanes)]
 
 
-def size_of(run: dict[str, Any], number: int) -> int:
-    """Return how many samples a global batch has."""
+def owners_of(run: dict[str, Any], number: int, world_size: int) -> list[int]:
+    """Return which replica, from 1 on, has a sample in each slot of a global batch."""
     num_lanes, totals = slots_of(run)
     slots = range(number * run["size"], (number + 1) * run["size"])
-    return sum(slot // num_lanes < totals[slot % num_lanes] for slot in slots)
+    owners = [slot % num_lanes % world_size + 1 for slot in slots]
+    if num_lanes < world_size:  # Each replica has a run of neighbours.
+        shares = [Shares(r, world_size, None, True) for r in range(world_size)]
+        owners = [
+            r + 1 for r in range(world_size) for _ in shares[r].even_share(len(slots))
+        ]
+    return [
+        owner * (slot // num_lanes < totals[slot % num_lanes])
+        for slot, owner in zip(slots, owners, strict=True)
+    ]
 
 
 Delivered = dict[int, list[tuple[Part, list[int]]]]
@@ -76,11 +90,12 @@ def delivered(run: dict[str, Any], begin: int, rank: int, world_size: int) -> De
     lanes = streams.lanes
     batches = SizedBatches(((0, run["size"]),), MAX_INDEX)
     shares = Shares(rank, world_size, run["max_local"], run["is_padded"])
+    first = begin // run["size"]
     plan = LoopPlan(
         batches,
-        LaneShares(batches, shares, None, lanes, len(lanes)),
-        lanes.take,
-        first=begin,
+        LaneShares(batches, shares, None, lanes),
+        lanes,
+        first=first,
         end=len(batches),
         seeding=Seeding(0, True),
         names_lanes=True,
@@ -93,17 +108,23 @@ def delivered(run: dict[str, Any], begin: int, rank: int, world_size: int) -> De
             slots = [at for at, sample in enumerate(samples) if sample is not DRY]
             yield slots, [samples[slot] for slot in slots]
 
-    numbers = count(begin)
+    numbers = count(first)
 
-    def sum_of(own: int) -> Callable[[], int]:
-        total = size_of(run, next(numbers))
-        assert own <= total
-        return lambda: total
+    def sums_of(own: list[int]) -> Callable[[], list[int]]:
+        owners = owners_of(run, next(numbers), world_size)
+        if run["drop_last"]:
+            assert own == [each * (each == rank + 1) for each in owners]
+            return lambda: owners
+        assert own == [owners.count(rank + 1)]
+        return lambda: [sum(map(bool, owners))]
 
-    loop = RunningLoop(batches=batches, begin=begin)
-    how = Settling(shares, run["drop_last"], lanes.num_lanes, lambda: [-1], sum_of)
+    loop = RunningLoop(batches=batches, begin=first)
+    how = Settling(shares, lanes.num_lanes, lambda: [-1], sums_of)
     found: Delivered = {}
-    for batch in settled(loop, plan.in_flight, read(), how):
+    loops = settled(loop, plan.in_flight, read(), how)
+    if run["drop_last"]:
+        loops = full(loop, plan.in_flight, read(), how, at=begin, collate=list)
+    for batch in loops:
         _, indices, part, places = loop.current
         own = [] if batch is NOTHING else batch[: part.num_valid]
         assert len(own) == part.num_valid == len(indices) == len(places)
@@ -118,20 +139,25 @@ def delivered(run: dict[str, Any], begin: int, rank: int, world_size: int) -> De
 def test_batches_are_the_same_at_any_number_of_replicas(
     run: dict[str, Any], worlds: list[int]
 ) -> None:
-    if not sum(run["lengths"]):
-        return  # Which is an error.
-    whole = {at: flat_of(own) for at, own in delivered(run, 0, 0, 1).items()}
-    samples = [sample for own in whole.values() for sample in own]
     expected = sum(run["lengths"])
+    if expected < (run["size"] if run["drop_last"] else 1):
+        return  # Which is an error.
+    alone = delivered(run, 0, 0, 1)
+    whole = {at: flat_of(own) for at, own in alone.items()}
+    samples = [sample for own in whole.values() for sample in own]
     if run["drop_last"]:
-        assert set(map(len, whole.values())) <= {run["size"]}
+        assert {*map(len, whole.values())} == {run["size"]}
+        assert len({*samples}) == len(samples) == expected // run["size"] * run["size"]
     else:
         assert sorted(samples) == list(range(expected))
         assert list(whole) == list(range(len(whole)))
-    begin = 0
+    advances = [own[0][0].advance for own in alone.values()]
+    begins = [0, *accumulate(advances)]  # The slot with which each batch begins.
+    at = 0
     for world_size in worlds:
+        begin = begins[at]
         ranks = [delivered(run, begin, rank, world_size) for rank in range(world_size)]
-        for number in range(begin, len(whole)):
+        for number in list(whole)[at:]:
             own = [rank[number] for rank in ranks]
             assert sorted(s for each in own for s in flat_of(each)) == sorted(
                 whole[number]
@@ -143,8 +169,11 @@ def test_batches_are_the_same_at_any_number_of_replicas(
             if run["is_padded"] and whole[number]:
                 assert len({len(each) for each in own}) == 1
             assert [part.is_step for part, _ in own[0]].index(True) == len(own[0]) - 1
-        assert all(max(rank, default=-1) < len(whole) for rank in ranks)
-        begin = (begin + len(whole)) // 2
+            assert {part.advance for each in own for part, _ in each} == {
+                alone[number][0][0].advance
+            }
+        assert all({*rank} <= {*list(whole)[at:]} for rank in ranks)
+        at = (at + len(whole)) // 2
 
 
 def flat_of(parts: list[tuple[Part, list[int]]]) -> list[int]:
@@ -173,7 +202,7 @@ def test_a_loop_goes_on_with_and_without_learned_lengths(
     for epoch in (0, 1):
         samples = [sample for at, batch in calm if at == epoch for sample in batch]
         assert (
-            len(set(samples)) == len(samples) == (16 if "drop_last" in options else 90)
+            len(set(samples)) == len(samples) == (88 if "drop_last" in options else 90)
         )
     for stop_in in {1, len(calm) // 2, len(calm) // 2 + 1, len(calm) - 1}:
         for is_kept in (False, True):
@@ -182,6 +211,20 @@ def test_a_loop_goes_on_with_and_without_learned_lengths(
             assert run_once(lambda at=stop_in: script(at), directory) is None
             shutil.rmtree(directory / "streams", ignore_errors=not is_kept)
             assert run_once(script, directory) == calm
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_drop_last_leaves_out_what_makes_no_full_batch(
+    job: Any, tmp_path: Path, num_workers: int
+) -> None:
+    for number, length in enumerate([50, 0, 50, 3]):
+        (tmp_path / f"{number}.txt").write_text("1\n" * length)
+    lines = TextLines(tmp_path / "*.txt", parse=int, lengths="unknown")
+    options: Any = {"drop_last": True, "num_workers": num_workers, "shuffle": True}
+    loader = AdaptiveDataLoader(lines, 10, **options)
+    assert [len(batch) for batch in loader] == [10] * 10
+    with pytest.raises(ElasticRunError, match="have 103 samples, which make no full"):
+        list(AdaptiveDataLoader(lines, 104, **options))
 
 
 def test_a_resume_with_learned_lengths_opens_the_stream_it_is_in(
