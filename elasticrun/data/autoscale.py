@@ -7,8 +7,8 @@ from elasticrun.data.fingerprint import LoaderState
 from elasticrun.data.step_times import StepTimes
 from elasticrun.errors import ElasticRunError, LoopOrderError
 from elasticrun.job.job import Job
+from elasticrun.job.loop import LoopStart
 from elasticrun.job.noise import NoiseRecord
-from elasticrun.job.open_loop import LoopStart
 from elasticrun.logger import Logger
 from elasticrun.replicas.gathering import gather
 

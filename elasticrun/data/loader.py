@@ -73,8 +73,7 @@ from elasticrun.data.workers.reader import BatchReader, reader_of
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import whole_number
-from elasticrun.job.loop import NOTHING, MicroBatch
-from elasticrun.job.open_loop import LoopStart
+from elasticrun.job.loop import NOTHING, LoopStart, MicroBatch
 from elasticrun.job.trace import Trace
 from elasticrun.logger import Logger
 

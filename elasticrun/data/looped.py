@@ -30,10 +30,9 @@ from elasticrun.errors import CheckpointError, LoopOrderError
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import whole_number
 from elasticrun.job.job import Job
-from elasticrun.job.loop import NOTHING
+from elasticrun.job.loop import NOTHING, LoopStart
 from elasticrun.job.open_loop import (
     LoopEnd,
-    LoopStart,
     OpenLoop,
     is_called_by_for_loop,
     iterate,

@@ -10,8 +10,7 @@ from typing import Any
 from elasticrun.adaptive.step_time import TimedSteps
 from elasticrun.checkpoint.states.expected import STEP_TIMES, check_values
 from elasticrun.job.job import Job
-from elasticrun.job.loop import Part
-from elasticrun.job.open_loop import LoopStart
+from elasticrun.job.loop import LoopStart, Part
 
 _FEWEST_TIMES = 10  # Of steps of one kind, so that their median is one of all.
 _MOST_TIMES = 64

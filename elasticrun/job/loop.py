@@ -6,6 +6,25 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 
+class LoopStart(NamedTuple):
+    """Where a loop begins.
+
+    Attributes:
+        epoch: The epochs that are finished.
+        num_loops: The loops that are finished since the last epoch was.
+        inside: What tells it from others in the same body; empty outside of loops.
+        at: The index at which it goes on, 0 unless it was interrupted.
+        offset: Of a loop over endless passes, where in these its index 0 is; None of
+            one over a single pass.
+    """
+
+    epoch: int
+    num_loops: int
+    inside: tuple[int, ...]
+    at: int
+    offset: int | None
+
+
 class Part(NamedTuple):
     """A micro-batch's place in its global batch, the same in every batch of that size.
 

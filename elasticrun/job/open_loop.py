@@ -16,35 +16,16 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 from elasticrun.errors import LoopOrderError
 from elasticrun.job.cursor import Cursor
 from elasticrun.job.job import Job
-from elasticrun.job.loop import NOTHING, LoopedLoader, Part
+from elasticrun.job.loop import NOTHING, LoopedLoader, LoopStart, Part
 
 # How a loop ends: by itself, by `break`, by an exception in its body, or by one in what
 # delivers it.
 LoopEnd = Literal["over", "break", "exception", "failed"]
-
-
-class LoopStart(NamedTuple):
-    """Where a loop begins.
-
-    Attributes:
-        epoch: The epochs that are finished.
-        num_loops: The loops that are finished since the last epoch was.
-        inside: What tells it from others in the same body; empty outside of loops.
-        at: The index at which it goes on, 0 unless it was interrupted.
-        offset: Of a loop over endless passes, where in these its index 0 is; None of
-            one over a single pass.
-    """
-
-    epoch: int
-    num_loops: int
-    inside: tuple[int, ...]
-    at: int
-    offset: int | None
 
 
 class Stopwatch(Protocol):

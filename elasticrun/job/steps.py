@@ -16,8 +16,8 @@ from elasticrun.job.current import current_job
 from elasticrun.job.cursor import Cursor
 from elasticrun.job.epochs import whole_number
 from elasticrun.job.job import Job
-from elasticrun.job.loop import LoopOfSteps
-from elasticrun.job.open_loop import LoopStart, OpenLoop, iterate, line_of
+from elasticrun.job.loop import LoopOfSteps, LoopStart
+from elasticrun.job.open_loop import OpenLoop, iterate, line_of
 
 
 def remaining_steps_until(num_steps: int, start: int = 0) -> Iterator[int]:

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from elasticrun.checkpoint.seeding import derive_seed, derive_seeds
 from elasticrun.data.order.batches import Batches, SizedBatches
 from elasticrun.data.order.shares import LoopShares, Share
-from elasticrun.job.loop import NOTHING, MicroBatch, Part
-from elasticrun.job.open_loop import LoopStart
+from elasticrun.job.loop import NOTHING, LoopStart, MicroBatch, Part
 
 _CHUNK = 8192  # Positions whose indices are computed at once.
 
