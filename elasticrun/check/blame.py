@@ -137,7 +137,7 @@ class CauseFinder:
         """Return what explains the differences of a run, the best explanation first.
 
         Args:
-            lines: What a second run of the same route, looked at line by line, showed.
+            lines: What a second run of the scenario, looked at line by line, showed.
         """
         changes = replayed_changes(run, self.mask)
         names = {difference.name for difference in differences}

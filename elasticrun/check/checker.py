@@ -1,6 +1,6 @@
 """The stages of a check, run in order until one finds a difference.
 
-Words: a *route* is which generations a checked run consists of; a *leg* one of them,
+Words: a *scenario* is which generations a checked run consists of; a *leg* one of them,
 and where and how it ends; the *baseline* the run
 without a restart that others are compared with. A *moment* is a point that a program
 passes with and without restarts, with the values of everything there; a *mismatch* one
@@ -33,12 +33,12 @@ from elasticrun.check.report import ExitCode, Report, Result, Stage, cause_lines
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.engine import Engine
 from elasticrun.check.runs.moments import VARIABLE_PREFIX, line_changes_of
-from elasticrun.check.runs.routes import (
+from elasticrun.check.runs.scenarios import (
     RestartPlace,
-    Route,
+    Scenario,
     places_to_try,
     replicas_in_words,
-    route_without_restart,
+    scenario_without_restart,
     spread,
 )
 from elasticrun.job.trace import read_trace, samples_of_loop
@@ -62,7 +62,7 @@ class Scope:
         is_float64: Whether every run computes in double precision, and nothing may
             depend on the number of replicas.
         ignored: Patterns of fields and files that may differ.
-        command: The command that reproduces something, for the options of a route.
+        command: The command that reproduces something, for the options of a scenario.
     """
 
     places: tuple[RestartPlace, ...]
@@ -113,7 +113,7 @@ def _shape(path: str) -> str:
     return re.sub(r"[0-9a-f]*\d[0-9a-f]*", "#", path)
 
 
-class Trials:
+class CheckRuns:
     """The runs of one check.
 
     Attributes:
@@ -126,24 +126,26 @@ class Trials:
         self._say = say
         self.num_runs = 0
         self.finder: CauseFinder | None = None
-        self._baselines: dict[Route, CheckedRun] = {}
+        self._baselines: dict[Scenario, CheckedRun] = {}
 
-    def run(self, route: Route, *, watched: Sequence[str] = ()) -> CheckedRun:
-        """Run the script along a route."""
-        (run,) = self.run_each([route], watched=watched)
+    def run(self, scenario: Scenario, *, watched: Sequence[str] = ()) -> CheckedRun:
+        """Run the script in a scenario."""
+        (run,) = self.run_each([scenario], watched=watched)
         return run
 
     def run_each(
         self,
-        routes: Sequence[Route],
+        scenarios: Sequence[Scenario],
         *,
         watched: Sequence[str] = (),
     ) -> Generator[CheckedRun, None, None]:
-        """Run the script along routes, several at once where there are cores."""
-        with contextlib.closing(self.engine.run_each(routes, watched=watched)) as runs:
+        """Run the script in scenarios, several at once where there are cores."""
+        with contextlib.closing(
+            self.engine.run_each(scenarios, watched=watched)
+        ) as runs:
             for run in runs:
                 self.num_runs += 1
-                how = run.route.describe()
+                how = run.scenario.describe()
                 self._say(f"run {self.num_runs}: {how} ({run.seconds:.1f} s)")
                 # A place that is missed only after a restart is a difference.
                 if not (run.has_finished or (run.missed and run.last_leg)):
@@ -158,21 +160,21 @@ class Trials:
 
     def baseline(self, size: int, *, is_float64: bool) -> CheckedRun:
         """Return the run without a restart with so many replicas."""
-        route = route_without_restart(size, is_float64=is_float64)
-        if route not in self._baselines:
-            self._baselines[route] = self.run(route)
-        return self._baselines[route]
+        scenario = scenario_without_restart(size, is_float64=is_float64)
+        if scenario not in self._baselines:
+            self._baselines[scenario] = self.run(scenario)
+        return self._baselines[scenario]
 
     def two_baselines(self, size: int, *, is_float64: bool) -> list[CheckedRun]:
         """Return two runs without a restart, to see what differs by itself."""
-        route = route_without_restart(size, is_float64=is_float64)
-        runs = list(self.run_each([route, route]))
-        self._baselines[route] = runs[0]
+        scenario = scenario_without_restart(size, is_float64=is_float64)
+        runs = list(self.run_each([scenario, scenario]))
+        self._baselines[scenario] = runs[0]
         return runs
 
-    def baseline_of(self, route: Route) -> CheckedRun:
-        """Return the run without a restart that one of a route is compared with."""
-        return self.baseline(route.sizes[0], is_float64=route.is_float64)
+    def baseline_of(self, scenario: Scenario) -> CheckedRun:
+        """Return the run without a restart that one of a scenario is compared with."""
+        return self.baseline(scenario.sizes[0], is_float64=scenario.is_float64)
 
     def differences(self, base: CheckedRun, run: CheckedRun) -> list[Mismatch]:
         """Return what differs first: samples, and what does at one moment."""
@@ -194,7 +196,7 @@ class Checker:
         self._scope = scope
         self._say = say
         self._size = scope.sizes[0]
-        self._trials = Trials(engine, Mask(scope.ignored), say)
+        self._runs = CheckRuns(engine, Mask(scope.ignored), say)
         self._report = Report()
         # Numbers of replicas with which the program trains as with the first one.
         self._comparable = {self._size: True}
@@ -204,11 +206,11 @@ class Checker:
         report = self._report
         try:
             for name, stage in self._stages():
-                before = self._trials.num_runs
+                before = self._runs.num_runs
                 if not self._has_room(report.not_compared, f"the stage {name}"):
                     continue
                 text = stage()
-                num_runs = self._trials.num_runs - before
+                num_runs = self._runs.num_runs - before
                 report.stages.append(Stage(name, num_runs, text))
                 self._say(f"{name}: {text}")
                 if report.results:
@@ -217,9 +219,9 @@ class Checker:
         except Problem as problem:
             report.exit_code = problem.exit_code
             report.problem, report.detail = problem.text, problem.detail
-            if problem.route is not None:
-                report.command = self._scope.command(problem.route.options())
-        report.num_runs = self._trials.num_runs
+            if problem.scenario is not None:
+                report.command = self._scope.command(problem.scenario.options())
+        report.num_runs = self._runs.num_runs
         report.seconds = time.monotonic() - begun
         return report
 
@@ -237,10 +239,8 @@ class Checker:
     # Stages: each returns what it has done, in a line.
 
     def _check_baseline(self) -> str:
-        trials, script = self._trials, self._engine.source.script
-        base, again = trials.two_baselines(
-            self._size, is_float64=self._scope.is_float64
-        )
+        runs, script = self._runs, self._engine.source.script
+        base, again = runs.two_baselines(self._size, is_float64=self._scope.is_float64)
         if not base.boundaries:
             raise Problem(
                 ExitCode.USAGE,
@@ -253,13 +253,13 @@ class Checker:
             f"one run of the shortened script takes {base.seconds:.1f} s, the check "
             "about ten times that at most"
         )
-        note_what_differs(trials.mask, base, again)
-        trials.finder = CauseFinder(
+        note_what_differs(runs.mask, base, again)
+        runs.finder = CauseFinder(
             self._engine.source,
             lint_paths([script], LintOptions(pedantic=True)).findings,
-            trials.mask,
+            runs.mask,
         )
-        self._check_reproducible(trials.differences(base, again), trials.finder)
+        self._check_reproducible(runs.differences(base, again), runs.finder)
         self._note_files()
         return f"reproducible; boundaries: {len(base.boundaries)}"
 
@@ -274,7 +274,7 @@ class Checker:
         unseeded = sorted(finder.mask.unseeded)
         causes = []
         if unseeded:
-            notes = self._trials.run(self._base().route, watched=unseeded).notes
+            notes = self._runs.run(self._base().scenario, watched=unseeded).notes
             causes = finder.at_lines("drawn", line_changes_of(notes), unseeded)
         raise Problem(
             ExitCode.NOT_REPRODUCIBLE,
@@ -287,7 +287,7 @@ class Checker:
         )
 
     def _note_files(self) -> None:
-        mask = self._trials.mask
+        mask = self._runs.mask
         noted = sorted(mask.volatile_files | mask.unnamed_files)
         if noted:
             self._report.notes.append(
@@ -299,13 +299,15 @@ class Checker:
         places, sizes = self._scope.places, self._scope.sizes
         if len(sizes) == 1:
             sizes = sizes * (len(places) + 1)
-        route = Route(sizes, places, self._scope.is_killed, self._scope.is_float64)
-        if route.is_resized:
-            route = route._replace(is_float64=self._widens)
+        scenario = Scenario(
+            sizes, places, self._scope.is_killed, self._scope.is_float64
+        )
+        if scenario.is_resized:
+            scenario = scenario._replace(is_float64=self._widens)
             problem = self._problem_in_float64()
             if problem is not None:
                 raise problem
-        self._try([route])
+        self._try([scenario])
         if self._report.results:
             return "different"
         return "not compared" if self._report.not_compared else "equal"
@@ -343,7 +345,7 @@ class Checker:
         sizes = [*others, first]
         places = spread(self._base().boundaries, len(sizes) - 1)
         del sizes[len(places) + 1 :]
-        self._try([Route(tuple(sizes), tuple(places), is_float64=self._widens)])
+        self._try([Scenario(tuple(sizes), tuple(places), is_float64=self._widens)])
         if self._report.not_compared:
             return "not compared"
         return " to ".join(map(str, sizes))
@@ -356,9 +358,9 @@ class Checker:
         """
         if size in self._comparable:
             return self._comparable[size]
-        base = self._trials.baseline(self._size, is_float64=self._widens)
-        other = self._trials.baseline(size, is_float64=self._widens)
-        differences = self._trials.differences(base, other)
+        base = self._runs.baseline(self._size, is_float64=self._widens)
+        other = self._runs.baseline(size, is_float64=self._widens)
+        differences = self._runs.differences(base, other)
         self._comparable[size] = not differences
         is_trained = any(is_tensor(each.expected) for each in differences)
         if is_trained and self._widens and not self._scope.is_float64:
@@ -371,7 +373,7 @@ class Checker:
             sizes = ",".join(map(str, self._scope.sizes))
             words = ["--replicas", sizes, *["--float64"] * self._scope.is_float64]
             command = self._scope.command(words)
-            result = Result(other.route, differences, [], command, base.route)
+            result = Result(other.scenario, differences, [], command, base.scenario)
             self._report.results.append(result)
         return not differences
 
@@ -384,16 +386,16 @@ class Checker:
 
     def _has_room(self, notes: list[str], otherwise: str) -> bool:
         """Return whether there may be more runs; note what happens if there may not."""
-        if self._trials.num_runs < MOST_RUNS:
+        if self._runs.num_runs < MOST_RUNS:
             return True
-        note = f"{otherwise}, since there were {self._trials.num_runs} runs"
+        note = f"{otherwise}, since there were {self._runs.num_runs} runs"
         if note not in notes:
             notes.append(note)
         return False
 
     def _base(self) -> CheckedRun:
         """Return the run without a restart, and with no other number of replicas."""
-        return self._trials.baseline(self._size, is_float64=self._scope.is_float64)
+        return self._runs.baseline(self._size, is_float64=self._scope.is_float64)
 
     @property
     def _widens(self) -> bool:
@@ -403,7 +405,7 @@ class Checker:
     def _problem_in_float64(self) -> Problem | None:
         """Return why the program cannot be run in double precision, if it cannot."""
         try:
-            self._trials.baseline(self._size, is_float64=self._widens)
+            self._runs.baseline(self._size, is_float64=self._widens)
         except Problem as problem:
             problem.text += (
                 ". Numbers of replicas are compared in double precision only, in which "
@@ -412,49 +414,49 @@ class Checker:
             return problem
         return None
 
-    def _restarted_at(self, *places: RestartPlace) -> Route:
+    def _restarted_at(self, *places: RestartPlace) -> Scenario:
         sizes = (self._size,) * (len(places) + 1)
-        return Route(sizes, places, is_float64=self._scope.is_float64)
+        return Scenario(sizes, places, is_float64=self._scope.is_float64)
 
-    def _try(self, routes: Sequence[Route]) -> None:
-        """Run the script along each route once, and report what that changes."""
-        for route in routes:
-            self._trials.baseline_of(route)
+    def _try(self, scenarios: Sequence[Scenario]) -> None:
+        """Run the script in each scenario once, and report what that changes."""
+        for scenario in scenarios:
+            self._runs.baseline_of(scenario)
         try:
-            with contextlib.closing(self._trials.run_each(routes)) as runs:
+            with contextlib.closing(self._runs.run_each(scenarios)) as runs:
                 for run in runs:
                     differences = self._differences(run)
                     if differences:
                         self._add(run, differences)
                     elif run.missed:
-                        raise self._trials.problem_of(run)
+                        raise self._runs.problem_of(run)
         except Problem as problem:
-            for route in self._shorter(problem.route):
-                self._trials.run(route)  # It may have the problem, too.
+            for scenario in self._shorter(problem.scenario):
+                self._runs.run(scenario)  # It may have the problem, too.
             raise
 
     def _differences(self, run: CheckedRun) -> list[Mismatch]:
         """Return what differs that numbers of replicas do not explain by themselves."""
-        base = self._trials.baseline_of(run.route)
-        differences = self._trials.differences(base, run)
-        if differences and run.route.is_resized:
+        base = self._runs.baseline_of(run.scenario)
+        differences = self._runs.differences(base, run)
+        if differences and run.scenario.is_resized:
             comparable = [
-                self._can_compare(size) for size in sorted({*run.route.sizes})
+                self._can_compare(size) for size in sorted({*run.scenario.sizes})
             ]
             return differences if all(comparable) else []
         return differences
 
     def _add(self, run: CheckedRun, differences: list[Mismatch]) -> None:
-        finder = self._trials.finder
+        finder = self._runs.finder
         assert finder is not None
         run, differences = self._look_closer(run, differences, finder)
         causes = finder.causes(run, differences, line_changes_of(run.notes))
         for known in self._report.results:
             if causes and known.causes and known.causes[0].place == causes[0].place:
-                known.also.append(run.route)
+                known.also.append(run.scenario)
                 return
-        command = self._scope.command(run.route.options())
-        self._report.results.append(Result(run.route, differences, causes, command))
+        command = self._scope.command(run.scenario.options())
+        self._report.results.append(Result(run.scenario, differences, causes, command))
 
     def _look_closer(
         self, run: CheckedRun, differences: list[Mismatch], finder: CauseFinder
@@ -465,27 +467,29 @@ class Checker:
         with those before as well, or with all that the user has asked for.
         """
         watched = self._names_to_watch(run, finder)
-        whole = run.route
+        whole = run.scenario
         if not self._scope.places:
             whole = whole.until_leg(run.leg_of(differences[-1].key))
-        for route in [*self._shorter(whole), whole]:
+        for scenario in [*self._shorter(whole), whole]:
             if not self._has_room(self._report.notes, "not every cause was looked for"):
                 break
-            closer = self._trials.run(route, watched=watched)
-            found = self._trials.differences(self._trials.baseline_of(route), closer)
+            closer = self._runs.run(scenario, watched=watched)
+            found = self._runs.differences(self._runs.baseline_of(scenario), closer)
             if found:
                 return closer, found
         return run, differences
 
-    def _shorter(self, route: Route | None) -> list[Route]:
-        """Return the route with the last restart alone, unless the user has chosen."""
-        if route is None or len(route.places) < 2 or route.is_resized:
+    def _shorter(self, scenario: Scenario | None) -> list[Scenario]:
+        """Return the scenario with its last restart alone, unless a user chose it."""
+        if scenario is None or len(scenario.places) < 2 or scenario.is_resized:
             return []
-        alone = self._restarted_at(route.places[-1])._replace(is_killed=route.is_killed)
+        alone = self._restarted_at(scenario.places[-1])._replace(
+            is_killed=scenario.is_killed
+        )
         return [] if self._scope.places else [alone]
 
     def _names_to_watch(self, run: CheckedRun, finder: CauseFinder) -> list[str]:
-        changed = [change.name for change in replayed_changes(run, self._trials.mask)]
+        changed = [change.name for change in replayed_changes(run, self._runs.mask)]
         if changed:
             return changed[:_MOST_WATCHED]
         lost = [VARIABLE_PREFIX + cause.name for cause in finder.lost(run)]

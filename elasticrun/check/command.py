@@ -15,7 +15,7 @@ from elasticrun.check.replica.guard import what_is_not_guarded
 from elasticrun.check.report import ExitCode, Report, as_text
 from elasticrun.check.runs.engine import Engine, EngineError
 from elasticrun.check.runs.plan import Limits
-from elasticrun.check.runs.routes import parse_restart_place
+from elasticrun.check.runs.scenarios import parse_restart_place
 from elasticrun.check.runs.source import find_source
 from elasticrun.errors import BY_SIGNAL
 from elasticrun.launcher.options import OptionError, parse_seconds
@@ -117,7 +117,7 @@ def _scope(options: argparse.Namespace, arguments: Sequence[str]) -> Scope:
             text = f"--{name.replace('_', '-')} {getattr(options, name)}"
             raise OptionError(f"{text}: give a number from 1 up, or 0 for all.")
 
-    def command(route: Sequence[str]) -> list[str]:
+    def command(scenario: Sequence[str]) -> list[str]:
         kept = []
         if options.max_epochs != 3:
             kept += ["--max-epochs", str(options.max_epochs)]
@@ -126,7 +126,7 @@ def _scope(options: argparse.Namespace, arguments: Sequence[str]) -> Scope:
         for name in ("ignore", "link", "writable"):
             kept += [w for each in getattr(options, name) for w in (f"--{name}", each)]
         own = ["--", *arguments] if arguments else []
-        return ["elasticrun", "check", *route, *kept, options.script, *own]
+        return ["elasticrun", "check", *scenario, *kept, options.script, *own]
 
     return Scope(
         places,

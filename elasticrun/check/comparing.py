@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from elasticrun.check.replica.file_watch import FILE_PREFIX
 from elasticrun.check.runs.checked_run import CheckedRun
-from elasticrun.check.runs.moments import Key, Moment, is_of_state
+from elasticrun.check.runs.moments import Moment, MomentKey, is_of_state
 
 MISSING = {"missing": True}
 # Far above what rounding does in double precision, far below what a mistake does; the
@@ -29,7 +29,7 @@ class Mismatch(NamedTuple):
     name: str
     expected: Any
     found: Any
-    key: Key | None = None
+    key: MomentKey | None = None
 
 
 @dataclass
@@ -73,9 +73,9 @@ def compare_moments(base: CheckedRun, run: CheckedRun, *, mask: Mask) -> list[Mi
             _without(late, moment),
             there[key],
             mask,
-            is_killed=run.route.is_killed,
+            is_killed=run.scenario.is_killed,
             is_rounded=base.num_virtual is None
-            and run.route.is_resized_in(there[key].leg, base.route.sizes[0]),
+            and run.scenario.is_resized_in(there[key].leg, base.scenario.sizes[0]),
         )
         if differences:
             return [each._replace(key=key) for each in differences]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from elasticrun.check.blame import CauseFinder
 from elasticrun.check.report import ExitCode, cause_lines
 from elasticrun.check.runs.checked_run import CheckedRun
-from elasticrun.check.runs.routes import RestartPlace, Route
+from elasticrun.check.runs.scenarios import RestartPlace, Scenario
 from elasticrun.check.runs.source import ProgramSource, original_path, source_line
 from elasticrun.launcher.supervisor.generation import Stack
 
@@ -25,13 +25,13 @@ class Problem(Exception):
     Attributes:
         text: What happened, and what to do.
         detail: A traceback, or where each replica waits.
-        route: With what restarts it happens; None if it does without any.
+        scenario: With what restarts it happens; None if it does without any.
     """
 
     exit_code: ExitCode
     text: str
     detail: str = ""
-    route: Route | None = None
+    scenario: Scenario | None = None
 
 
 def problem_of(
@@ -49,7 +49,7 @@ def problem_of(
     if run.missed is not None:
         return _missed(run, boundaries)
     problem = _hung(run, source) if run.hang else _failed(run, finder)
-    problem.route = run.failing_route if run.route.places else None
+    problem.scenario = run.failing_scenario if run.scenario.places else None
     return problem
 
 
@@ -98,7 +98,7 @@ def _failed(run: CheckedRun, finder: CauseFinder | None) -> Problem:
             ". A checked program may write in its copy alone, so that it cannot change "
             "your files; to allow it to change those of a folder, add --writable FOLDER"
         )
-    if finder is not None and run.route.places:
+    if finder is not None and run.scenario.places:
         # Such as a name that only a loop sets, which had finished before the restart.
         named = [c for c in finder.lost(run) if c.rule and f"'{c.name}'" in text]
         detail = "\n".join([detail, *(line for c in named for line in cause_lines(c))])
@@ -110,8 +110,8 @@ def _failed(run: CheckedRun, finder: CauseFinder | None) -> Problem:
 
 
 def _when(run: CheckedRun) -> str:
-    if not run.route.places:
-        precision = " in double precision" * run.route.is_float64
-        return f"{run.route.describe()}{precision}"
+    if not run.scenario.places:
+        precision = " in double precision" * run.scenario.is_float64
+        return f"{run.scenario.describe()}{precision}"
     where = "after it is restarted" if run.last_leg else "before its restart"
-    return f"{where} ({run.failing_route.describe()})"
+    return f"{where} ({run.failing_scenario.describe()})"

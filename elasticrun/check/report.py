@@ -9,7 +9,7 @@ from enum import IntEnum
 
 from elasticrun.check.blame import Cause
 from elasticrun.check.comparing import Mismatch, show
-from elasticrun.check.runs.routes import Route
+from elasticrun.check.runs.scenarios import Scenario
 
 _MOST_OTHERS = 5
 
@@ -35,17 +35,17 @@ class Result:
     Attributes:
         differences: What differs at the first moment at which something does.
         causes: What explains it, the best first.
-        also: Other routes that show the same.
+        also: Other scenarios that show the same.
         command: What reproduces it.
         base: What it differs from, if that is not the same without a restart.
     """
 
-    route: Route
+    scenario: Scenario
     differences: list[Mismatch]
     causes: list[Cause]
     command: list[str]
-    base: Route | None = None
-    also: list[Route] = field(default_factory=list)
+    base: Scenario | None = None
+    also: list[Scenario] = field(default_factory=list)
 
     @property
     def first(self) -> Mismatch:
@@ -128,9 +128,9 @@ def _verdict(report: Report) -> str:
 
 def _result_lines(result: Result) -> list[str]:
     first = result.first
-    when_run = f"when {result.route.describe()}"
+    when_run = f"when {result.scenario.describe()}"
     if result.base is not None:
-        sizes = f"{result.base.sizes[0]} to {result.route.sizes[0]}"
+        sizes = f"{result.base.sizes[0]} to {result.scenario.sizes[0]}"
         when_run = f"without any restart, from {sizes} replicas"
     when = "" if first.key is None else f" at {first.key.describe()}"
     lines = [
@@ -150,7 +150,7 @@ def _result_lines(result: Result) -> list[str]:
         lines.append(f"  also different there: {names}")
     if result.also:
         places = ", ".join(
-            str(place) for route in result.also for place in route.places
+            str(place) for scenario in result.also for place in scenario.places
         )
         lines.append(f"  the same difference also when restarted at {places}")
     lines.append(f"  reproduce: {shlex.join(result.command)}")

@@ -19,7 +19,7 @@ from elasticrun.launcher.linting import Linting
 from elasticrun.launcher.options import Options
 from elasticrun.launcher.stop_signals import StopSignals, signals_as_bytes
 from elasticrun.launcher.supervisor.server import Server
-from elasticrun.launcher.supervisor.status import StatusBook
+from elasticrun.launcher.supervisor.status import JobStatus
 from elasticrun.launcher.supervisor.supervisor import Supervisor
 from elasticrun.launcher.talk import sockets
 from elasticrun.launcher.terminal.console import Console, open_console
@@ -57,7 +57,7 @@ def run_job(options: Options) -> int:
             stack.callback(keeper.close)
             stack.callback(supervisor.close)
             _say_where(options, console)
-            book = StatusBook(supervisor)
+            book = JobStatus(supervisor)
             stops = StopSignals(supervisor.stop, stop_signals)
             stack.callback(Server(control, supervisor, book, stops).close)
             loop.watch(wakeups, lambda: stops.read(wakeups))
@@ -154,7 +154,7 @@ def _look_for_notices(
     return Notices(source, loop, on_notice=on_notice, say=say)
 
 
-def _keep_status_line(loop: EventLoop, console: Console, book: StatusBook) -> None:
+def _keep_status_line(loop: EventLoop, console: Console, book: JobStatus) -> None:
     if not console.has_status_line:
         return
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from elasticrun.lint.finding import SEVERITIES, Finding, lowered
 from elasticrun.lint.graph import MAX_WORK, TooMuchError
 from elasticrun.lint.options import LintOptions
-from elasticrun.lint.program import Walked
+from elasticrun.lint.program import Program
 from elasticrun.lint.project import MAX_BYTES, Module, Project, python_files
 from elasticrun.lint.rules import conversion
 from elasticrun.lint.rules.conversion import Application, Edit
@@ -98,7 +98,7 @@ def _lint(project: Project, options: LintOptions, result: LintResult) -> LintRes
 
 
 def _in_elastic(project: Project, module: Module) -> Iterator[Finding]:
-    program = Walked(walk_through(project, module))
+    program = Program(walk_through(project, module))
     for check in CHECKS:
         yield from check(program)
 

@@ -117,7 +117,7 @@ class Write(NamedTuple):
     name: str
 
 
-class Spot(NamedTuple):
+class Site(NamedTuple):
     """A node, and a step that reaches it."""
 
     at: ast.AST

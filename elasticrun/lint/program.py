@@ -11,7 +11,7 @@ from elasticrun.lint.graph import (
     Call,
     DataLoop,
     Read,
-    Spot,
+    Site,
     Step,
     WalkedLoop,
     Write,
@@ -29,7 +29,7 @@ _IN_WORDS = {
 }
 
 
-class Walked:
+class Program:
     """A walk, its zones, and how to report what is found in it."""
 
     def __init__(self, walk: Walk) -> None:
@@ -42,10 +42,10 @@ class Walked:
         every = (each for each in self.walk.events if each.what in what)
         return [each for each in every if not role or each.role == role]
 
-    def made(self, value: Value) -> Spot:
+    def made(self, value: Value) -> Site:
         """Return where an object was made."""
         assert value.node is not None
-        return Spot(value.node, self.graph.steps[value.made_at])
+        return Site(value.node, self.graph.steps[value.made_at])
 
     def zone(self, step: Step) -> str:
         return self.zones.zone(step)
@@ -53,7 +53,7 @@ class Walked:
     def finding(
         self,
         rule: Rule,
-        where: Event | Read | Write | WalkedLoop | Spot,
+        where: Event | Read | Write | WalkedLoop | Site,
         message: str,
         *,
         loop: DataLoop | None = None,
@@ -83,18 +83,18 @@ class Walked:
             help=help_text or rule.help,
         )
 
-    def called_at(self, where: Write | Event | Spot, known: Call | None) -> Spot:
+    def called_at(self, where: Write | Event | Site, known: Call | None) -> Site:
         """Return where something happens as seen from a function that is called."""
         call = where.step.call
         while call is not None and call.outer is not known:
             call = call.outer
         if call is None or call is known:
-            return Spot(where.at, where.step)
+            return Site(where.at, where.step)
         steps = (each for each in self.graph.steps if each.call is known)
         step = next((each for each in steps if each.line == call.line), where.step)
-        return Spot(call.at, step)
+        return Site(call.at, step)
 
-    def changed_at(self, event: Event) -> Event | Spot:
+    def changed_at(self, event: Event) -> Event | Site:
         """Return what to change: the call, if others of the function are harmless."""
         call = event.step.call
         others = [e for e in self.events(event.what) if e.at is event.at]

@@ -8,7 +8,7 @@ from typing import Any
 
 from elasticrun.check.replica.recorder import Recorder, last_boundary
 from elasticrun.check.runs.plan import Plan
-from elasticrun.check.runs.routes import RestartPlace
+from elasticrun.check.runs.scenarios import RestartPlace
 from elasticrun.checkpoint.position import Position
 from elasticrun.errors import STOPPED
 from elasticrun.job.boundary import Boundary

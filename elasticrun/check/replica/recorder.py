@@ -11,7 +11,7 @@ from elasticrun.check.replica.fields import fields_of_generators, fields_of_stat
 from elasticrun.check.replica.file_watch import FileWatch, changes, flush_opened_files
 from elasticrun.check.replica.variables import plain_variables
 from elasticrun.check.runs.plan import Plan
-from elasticrun.check.runs.routes import RestartPlace
+from elasticrun.check.runs.scenarios import RestartPlace
 from elasticrun.checkpoint.files.durable import open_append
 from elasticrun.checkpoint.states.metrics import MetricState, find_metrics
 from elasticrun.checkpoint.states.state import BaseState

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elasticrun.check.runs.moments import Key, Moment, moments_of
-from elasticrun.check.runs.routes import RestartPlace, Route
+from elasticrun.check.runs.moments import Moment, MomentKey, moments_of
+from elasticrun.check.runs.scenarios import RestartPlace, Scenario
 from elasticrun.job.trace import read_trace
 from elasticrun.launcher.supervisor.causes import Ending
 from elasticrun.launcher.supervisor.generation import Stack
@@ -19,7 +19,7 @@ _COMPARED = ("begin", "enter", "leave", "end")
 
 @dataclass
 class CheckedRun:
-    """One run of a script, along one route.
+    """One run of a script, in one scenario.
 
     Attributes:
         folder: What the run left: `work`, `records`, `trace`, `logs`.
@@ -32,7 +32,7 @@ class CheckedRun:
         seconds: What it took, from when its first replicas were forked.
     """
 
-    route: Route
+    scenario: Scenario
     folder: Path
     failure: Ending | None = None
     hang: str = ""
@@ -47,11 +47,11 @@ class CheckedRun:
         return self.failure is None and not self.hang and self.missed is None
 
     @property
-    def failing_route(self) -> Route:
-        """The route up to the last restart that there was, which shows it as well."""
-        return self.route.until_leg(max(self.last_leg, 1))
+    def failing_scenario(self) -> Scenario:
+        """The scenario up to its last restart, which shows it as well."""
+        return self.scenario.until_leg(max(self.last_leg, 1))
 
-    def leg_of(self, key: Key | None) -> int:
+    def leg_of(self, key: MomentKey | None) -> int:
         """Return in which leg after a restart a moment was, or else the last one."""
         there = self.compared.get(key) if key else None
         return max(1, self.last_leg if there is None else there.leg)
@@ -81,7 +81,7 @@ class CheckedRun:
         ]
 
     @functools.cached_property
-    def compared(self) -> dict[Key, Moment]:
+    def compared(self) -> dict[MomentKey, Moment]:
         """The moments that every run of the program has, each as it was last."""
         return {
             moment.key: moment

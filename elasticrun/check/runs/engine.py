@@ -12,14 +12,14 @@ from pathlib import Path
 
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.plan import Limits, Plan
-from elasticrun.check.runs.routes import Route
+from elasticrun.check.runs.scenarios import Scenario
 from elasticrun.check.runs.source import WORK, ProgramSource, copy_source, own_arguments
 from elasticrun.errors import STOPPED
 from elasticrun.launcher import environment, processes
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks.starter import Starter
 from elasticrun.launcher.forks.waiting import WaitingReplica, discard_all
-from elasticrun.launcher.nodes.nodes import LOOPBACK, Round
+from elasticrun.launcher.nodes.nodes import LOOPBACK, RoundPlan
 from elasticrun.launcher.options import Options, Program, Replicas
 from elasticrun.launcher.supervisor.causes import Ending, first_cause
 from elasticrun.launcher.supervisor.generation import Generation, Member
@@ -38,7 +38,7 @@ class EngineError(Exception):
 
 
 class ActiveRun:
-    """Runs the script along one route, as the subscriber of its generations.
+    """Runs the script in one scenario, as the subscriber of its generations.
 
     Args:
         plan: Of all legs, but for what differs between them.
@@ -78,7 +78,7 @@ class ActiveRun:
 
     @property
     def _size(self) -> int:
-        return self.run.route.sizes[self._leg]
+        return self.run.scenario.sizes[self._leg]
 
     def begin_leg(self) -> None:
         self._starter.fork(self._size, self._start)
@@ -93,14 +93,17 @@ class ActiveRun:
         if self.is_over:
             discard_all(replicas)
             return
-        route, leg, size = self.run.route, self._leg, self._size
+        scenario, leg, size = self.run.scenario, self._leg, self._size
         self._began_at = self._began_at or time.monotonic()
         self.run.last_leg = leg
         options = self._options(size)
         plan = replace(
-            self._plan, leg=leg, until=route.end_of(leg), is_killed=route.is_killed
+            self._plan,
+            leg=leg,
+            until=scenario.end_of(leg),
+            is_killed=scenario.is_killed,
         )
-        round_ = Round(leg, size, 0, size, LOOPBACK, replicas[0].ports[0])
+        round_ = RoundPlan(leg, size, 0, size, LOOPBACK, replicas[0].ports[0])
         orders = make_orders(options, round_)
         self.run.output = {}
         generation = self._generation = Generation(
@@ -164,7 +167,7 @@ class ActiveRun:
         self.run.seconds = time.monotonic() - self._began_at
         _judge(self.run, self._leg, generation.endings, reason)
         self._leg += 1
-        if self.run.has_finished and self._leg < len(self.run.route.sizes):
+        if self.run.has_finished and self._leg < len(self.run.scenario.sizes):
             self.begin_leg()
         else:
             self.is_over = True
@@ -196,10 +199,10 @@ def _judge(run: CheckedRun, leg: int, endings: list[Ending], reason: str) -> Non
         run.hang = reason
         return
     codes = [ending.code for ending in endings]
-    until = run.route.end_of(leg)
+    until = run.scenario.end_of(leg)
     if until is None:
         is_expected = not any(codes)
-    elif run.route.is_killed:  # The first one to die may take others along.
+    elif run.scenario.is_killed:  # The first one to die may take others along.
         is_expected = -signal.SIGKILL in codes
     else:
         is_expected = set(codes) == {STOPPED}
@@ -212,7 +215,7 @@ def _judge(run: CheckedRun, leg: int, endings: list[Ending], reason: str) -> Non
 
 
 class Engine:
-    """Runs the script along routes; use it as a context manager.
+    """Runs the script in scenarios; use it as a context manager.
 
     Args:
         folder: Where the runs' folders go, and their temporary files.
@@ -257,13 +260,13 @@ class Engine:
         processes.kill_children(but=set(), patience=processes.CLEANING_SECONDS)
 
     def run_each(
-        self, routes: Sequence[Route], *, watched: Sequence[str] = ()
+        self, scenarios: Sequence[Scenario], *, watched: Sequence[str] = ()
     ) -> Generator[CheckedRun, None, None]:
-        """Run the script along each route, and yield the runs in their order.
+        """Run the script in each scenario, and yield the runs in their order.
 
         Several at once if there are cores for it.
         """
-        waiting = list(routes)
+        waiting = list(scenarios)
         under_way: list[ActiveRun] = []
         try:
             while waiting or under_way:
@@ -277,7 +280,7 @@ class Engine:
             for active in under_way:
                 active.abandon()
 
-    def _begin(self, route: Route, watched: Sequence[str]) -> ActiveRun:
+    def _begin(self, scenario: Scenario, watched: Sequence[str]) -> ActiveRun:
         folder = self._folder / f"elasticrun-run-{next(self._numbers)}"
         script = copy_source(self.source, folder / WORK)
         plan = Plan(
@@ -289,12 +292,12 @@ class Engine:
             leg=0,
             limits=self._limits,
             home=str(self.source.directory),
-            is_float64=route.is_float64,
+            is_float64=scenario.is_float64,
             watched=tuple(watched),
         )
         arguments = own_arguments(self._arguments, self.source, folder / WORK)
         active = ActiveRun(
-            CheckedRun(route, folder),
+            CheckedRun(scenario, folder),
             plan=plan,
             program=Program("script", str(script), arguments, (str(script.parent),)),
             loop=self._loop,
@@ -321,8 +324,8 @@ def _give_up(why: str) -> None:
     raise EngineError(why)
 
 
-def _fits(route: Route, under_way: Sequence[ActiveRun]) -> bool:
+def _fits(scenario: Scenario, under_way: Sequence[ActiveRun]) -> bool:
     """Return whether there are cores for one more run."""
-    running = [active.run.route for active in under_way if not active.is_over]
+    running = [active.run.scenario for active in under_way if not active.is_over]
     sizes = [max(each.sizes) for each in running]
-    return not sizes or sum(sizes) + max(route.sizes) <= environment.num_cores()
+    return not sizes or sum(sizes) + max(scenario.sizes) <= environment.num_cores()

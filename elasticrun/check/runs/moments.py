@@ -16,7 +16,7 @@ _WORDS = {
 }
 
 
-class Key(NamedTuple):
+class MomentKey(NamedTuple):
     """Identifies a moment of a program, with and without restarts."""
 
     kind: str
@@ -37,7 +37,7 @@ class Moment(NamedTuple):
         files: The files that differ from the start of the run; None for gone ones.
     """
 
-    key: Key
+    key: MomentKey
     leg: int
     fields: dict[str, Any]
     random: dict[str, Any]
@@ -61,7 +61,9 @@ def moments_of(notes: Iterable[dict[str, Any]]) -> list[Moment]:
     """Return the moments among what was noted."""
     return [
         Moment(
-            Key(**{name: note[name] for name in Key._fields if name in note}),
+            MomentKey(
+                **{name: note[name] for name in MomentKey._fields if name in note}
+            ),
             **{name: note[name] for name in Moment._fields[1:] if name in note},
         )
         for note in notes
@@ -121,7 +123,7 @@ def replays_of(moments: list[Moment]) -> list[Replay]:
     return found
 
 
-def _zone_before(key: Key, previous: str, has_epoch: bool) -> str:
+def _zone_before(key: MomentKey, previous: str, has_epoch: bool) -> str:
     """Return the zone whose code ran just before a moment."""
     if key.kind in ("start", "begin", "rebegin", "exit") or not key.in_epoch:
         return "D" if has_epoch else "P"

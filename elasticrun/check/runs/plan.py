@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from elasticrun.check.runs.routes import RestartPlace
+from elasticrun.check.runs.scenarios import RestartPlace
 
 
 @dataclass(frozen=True)

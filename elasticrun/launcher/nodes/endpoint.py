@@ -139,7 +139,7 @@ class Endpoint:
     name: str
 
 
-class MeetingPlace:
+class EndpointDirectory:
     """The folder in which nodes look for each other, in the checkpoint directory.
 
     The node that holds its lock (in an object store, its claim) serves the rendezvous,

@@ -25,7 +25,7 @@ from elasticrun.launcher.nodes.nodes import (
     NodesSubscriber,
     Offer,
     OneNode,
-    Round,
+    RoundPlan,
     plan_round,
 )
 from elasticrun.launcher.nodes.rendezvous_process import RendezvousProcess
@@ -85,7 +85,7 @@ class ManyNodes:
         self._why = ""  # The last try to meet the others has failed.
         self._is_host = False  # It serves the endpoint.
         self._is_leaving = False
-        self.round: Round | None = None
+        self.round: RoundPlan | None = None
 
     # What the supervisor asks for.
 

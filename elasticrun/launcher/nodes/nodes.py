@@ -46,7 +46,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Round:
+class RoundPlan:
     """What all nodes have agreed to start.
 
     Attributes:
@@ -98,11 +98,11 @@ def plan_round(
     addresses: Sequence[str],
     interface: str,
     names: Sequence[str] = (),
-) -> Round:
+) -> RoundPlan:
     """Return what one of the nodes is to start."""
     is_outward = len(offers) > 1
     most = max(offers, key=lambda each: (each.newest_at_crash, each.num_used))
-    return Round(
+    return RoundPlan(
         number=max(each.number for each in offers),
         share=offers[node].share,
         offset=sum(each.share for each in offers[:node]),
@@ -129,7 +129,7 @@ class NodesSubscriber(Protocol):
     def on_joined(self) -> None:
         """This node is a member, and may make its offer."""
 
-    def on_round(self, round_: Round) -> None:
+    def on_round(self, round_: RoundPlan) -> None:
         """All members have made their offer: let the replicas go."""
 
     def on_stop_requested(self, kind: str, cause: str) -> None:
@@ -161,7 +161,7 @@ class OneNode:
 
     def __init__(self, subscriber: NodesSubscriber) -> None:
         self._subscriber = subscriber
-        self.round: Round | None = None
+        self.round: RoundPlan | None = None
 
     @property
     def pids(self) -> set[int]:

@@ -34,7 +34,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
 from elasticrun.launcher import processes
 from elasticrun.launcher.nodes import endpoint
 from elasticrun.launcher.nodes.attempt import Note
-from elasticrun.launcher.nodes.endpoint import MeetingPlace, OwnAddress
+from elasticrun.launcher.nodes.endpoint import EndpointDirectory, OwnAddress
 from elasticrun.replicas.store import serve_store
 from elasticrun.replicas.wire import Channel, Message
 
@@ -77,10 +77,10 @@ class Rendezvous:
         self._order = order
         self._patience = float(order["patience"])
         self._host, self._port = str(order["host"]), int(order["port"])
-        self._meeting: MeetingPlace | None = None
+        self._meeting: EndpointDirectory | None = None
         self._own: OwnAddress | None = None
         if order["place"]:
-            self._meeting = MeetingPlace(order["place"], str(order["name"]))
+            self._meeting = EndpointDirectory(order["place"], str(order["name"]))
         if order["place"] or order["address"]:
             self._own = self._find_own_address()
         self._served = ""  # The token of a store that is not given by its address.
@@ -157,7 +157,7 @@ class Rendezvous:
         self._probe()
         return None
 
-    def _serve_found(self, meeting: MeetingPlace) -> TCPStore:
+    def _serve_found(self, meeting: EndpointDirectory) -> TCPStore:
         """Serve the store at a free port, and write that where the others look."""
         assert self._own is not None
         listener = endpoint.listen_at(self._own.bind)

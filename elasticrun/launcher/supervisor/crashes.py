@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elasticrun.errors import counted
-from elasticrun.launcher.nodes.nodes import Round
+from elasticrun.launcher.nodes.nodes import RoundPlan
 from elasticrun.launcher.verdict import Verdict
 
 _CAUSES_KEPT = 10
@@ -11,7 +11,7 @@ _FREE = 3  # Restarts without a pause, after what is no failure of the program.
 _LONGEST_DELAY = 60.0
 
 
-class CrashBook:
+class CrashHistory:
     """Remembers the crashes of a job, and decides whether it may restart.
 
     A checkpoint between two crashes lets it have all its restarts again.
@@ -35,7 +35,7 @@ class CrashBook:
         self._max_restarts = max_restarts
         self._has_job_trained = False
 
-    def adopt(self, round_: Round) -> None:
+    def adopt(self, round_: RoundPlan) -> None:
         """Take over what the other nodes know, so that all nodes decide the same."""
         self._has_job_trained = self._has_job_trained or round_.has_trained
         self.newest_at_crash = round_.newest_at_crash

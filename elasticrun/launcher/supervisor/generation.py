@@ -82,7 +82,7 @@ def describe_places(stacks: Mapping[int, Stack]) -> str:
     )
 
 
-class Audience(Protocol):
+class ReplicaSubscriber(Protocol):
     """Receives the output and the reports of replicas."""
 
     def on_output(self, rank: int, line: bytes, *, is_error: bool) -> None:
@@ -155,7 +155,7 @@ class Generation:
         offset: int,
         loop: EventLoop,
         log_dir: Path,
-        audience: Audience,
+        audience: ReplicaSubscriber,
         subscriber: GenerationSubscriber,
     ) -> None:
         self.number = number

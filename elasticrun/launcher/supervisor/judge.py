@@ -11,7 +11,7 @@ from elasticrun.errors import BY_SIGNAL, FAILED, STOP_CODES, STOPPED, counted
 from elasticrun.launcher import directory
 from elasticrun.launcher.options import Options
 from elasticrun.launcher.supervisor.causes import describe, first_cause
-from elasticrun.launcher.supervisor.crashes import CrashBook, start_from
+from elasticrun.launcher.supervisor.crashes import CrashHistory, start_from
 from elasticrun.launcher.supervisor.generation import Generation
 from elasticrun.launcher.terminal.console import Console
 from elasticrun.launcher.verdict import EndKind, Verdict
@@ -91,7 +91,9 @@ class Judge:
         is_plain: Whether the last generation here did not use elasticrun.
     """
 
-    def __init__(self, options: Options, console: Console, crashes: CrashBook) -> None:
+    def __init__(
+        self, options: Options, console: Console, crashes: CrashHistory
+    ) -> None:
         self.started_at = time.time()
         self.is_plain = False
         self._options = options

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from elasticrun.launcher import environment
 from elasticrun.launcher.forks.waiting import WaitingReplica
-from elasticrun.launcher.nodes.nodes import LOOPBACK, Round
+from elasticrun.launcher.nodes.nodes import LOOPBACK, RoundPlan
 from elasticrun.launcher.options import Options
 from elasticrun.replicas.environment import GLOO_INTERFACE, torchrun_variables
 from elasticrun.replicas.wire import Message
@@ -34,7 +34,7 @@ def orders_ahead(
         runs_ahead: Let them run the program, too, up to where it needs the job.
     """
     ports = replicas[0].ports or (0,)
-    round_ = Round(0, len(replicas), 0, len(replicas), LOOPBACK, ports[0])
+    round_ = RoundPlan(0, len(replicas), 0, len(replicas), LOOPBACK, ports[0])
     unknown = _OF_ALL_NODES if options.nodes is not None else ()
     orders = make_orders(options, round_)
     for rank, order in enumerate(orders):
@@ -45,7 +45,7 @@ def orders_ahead(
     return orders
 
 
-def make_orders(options: Options, round_: Round) -> list[Message]:
+def make_orders(options: Options, round_: RoundPlan) -> list[Message]:
     """Return the order of each replica on this node."""
     inherited = environment.variables()
     variables = _variables(options, round_, inherited)
@@ -79,7 +79,9 @@ def make_orders(options: Options, round_: Round) -> list[Message]:
     return orders
 
 
-def _num_threads(options: Options, round_: Round, inherited: Mapping[str, str]) -> int:
+def _num_threads(
+    options: Options, round_: RoundPlan, inherited: Mapping[str, str]
+) -> int:
     """Return what the user has set, or a replica's share of this machine's cores.
 
     With virtual replicas, the share of one of these: sums depend on it.
@@ -91,7 +93,7 @@ def _num_threads(options: Options, round_: Round, inherited: Mapping[str, str]) 
 
 
 def _variables(
-    options: Options, round_: Round, inherited: Mapping[str, str]
+    options: Options, round_: RoundPlan, inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """Return what elasticrun sets for all replicas alike."""
     variables = {

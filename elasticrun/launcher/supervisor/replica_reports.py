@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from elasticrun.launcher.supervisor.crashes import CrashBook
+from elasticrun.launcher.supervisor.crashes import CrashHistory
 from elasticrun.launcher.supervisor.generation import Generation, Member
 from elasticrun.launcher.terminal.console import Console
 from elasticrun.launcher.terminal.output import Repeats, marked
@@ -28,7 +28,7 @@ class ReplicaReports:
     """
 
     def __init__(
-        self, console: Console, crashes: CrashBook, *, is_quiet: bool = False
+        self, console: Console, crashes: CrashHistory, *, is_quiet: bool = False
     ) -> None:
         self.on_ready: list[Callable[[Generation], None]] = []
         self.on_trained: list[Callable[[Generation], None]] = []

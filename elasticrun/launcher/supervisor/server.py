@@ -8,7 +8,7 @@ from elasticrun.errors import STOPPED, counted
 from elasticrun.launcher.options import OptionError
 from elasticrun.launcher.stop_signals import StopSignals
 from elasticrun.launcher.supervisor.generation import Generation
-from elasticrun.launcher.supervisor.status import StatusBook
+from elasticrun.launcher.supervisor.status import JobStatus
 from elasticrun.launcher.supervisor.supervisor import Supervisor
 from elasticrun.launcher.talk import sockets
 from elasticrun.replicas.wire import Channel, Message, WireError
@@ -28,7 +28,7 @@ class Server:
         self,
         control: sockets.ControlSocket,
         supervisor: Supervisor,
-        book: StatusBook,
+        book: JobStatus,
         stops: StopSignals,
     ) -> None:
         self._control = control

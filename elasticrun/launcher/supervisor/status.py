@@ -111,7 +111,7 @@ def unit_of(report: Message, what: str) -> str:
     return "step" if is_steps else what
 
 
-class StatusBook:
+class JobStatus:
     """Describes the job; speed and processor use come from what it saw before."""
 
     def __init__(self, supervisor: Supervisor) -> None:

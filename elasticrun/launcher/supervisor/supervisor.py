@@ -34,10 +34,10 @@ from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks.starter import Starter
 from elasticrun.launcher.forks.waiting import WaitingReplica
 from elasticrun.launcher.nodes.many_nodes import nodes_of
-from elasticrun.launcher.nodes.nodes import END, LEAVE, SCALE, Offer, Round
+from elasticrun.launcher.nodes.nodes import END, LEAVE, SCALE, Offer, RoundPlan
 from elasticrun.launcher.options import Options
 from elasticrun.launcher.replica.functions import remove_results
-from elasticrun.launcher.supervisor.crashes import CrashBook
+from elasticrun.launcher.supervisor.crashes import CrashHistory
 from elasticrun.launcher.supervisor.generation import Generation
 from elasticrun.launcher.supervisor.judge import Judge, NextAction, Stop, verdict_of
 from elasticrun.launcher.supervisor.orders import make_orders
@@ -87,7 +87,7 @@ class Supervisor:
         self.exit_code: int | None = None
         self.problem = ""
         newest = directory.newest_checkpoint(options.checkpoint_dir)
-        self.crashes = CrashBook(options.max_restarts, newest_at_start=newest)
+        self.crashes = CrashHistory(options.max_restarts, newest_at_start=newest)
         self.judge = Judge(options, console, self.crashes)
         self.reports = ReplicaReports(console, self.crashes, is_quiet=options.is_quiet)
         self._console = console
@@ -330,7 +330,7 @@ class Supervisor:
             num_used=self.crashes.num_used,
         )
 
-    def on_round(self, round_: Round) -> None:
+    def on_round(self, round_: RoundPlan) -> None:
         processes.kill_children(but=self._waiting_pids | self._strangers)
         replicas = self.successors.take()
         self._phase, self._stop = Phase.TRAINING, Stop.NONE

@@ -8,7 +8,7 @@ from elasticrun.lint import roles
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.naming import named
-from elasticrun.lint.program import Walked
+from elasticrun.lint.program import Program
 from elasticrun.lint.values import Value
 
 ER501 = Rule(
@@ -38,7 +38,7 @@ _POSITIONS = {  # of parameters that matter here
 _SHARING = frozenset(("rank", "world_size"))
 
 
-def _unseeded(program: Walked) -> Iterator[Finding]:
+def _unseeded(program: Program) -> Iterator[Finding]:
     for event in program.events("drawn"):
         if event.how == "optimizer":  # first weights, which come back
             continue
@@ -48,7 +48,7 @@ def _unseeded(program: Walked) -> Iterator[Finding]:
         yield program.finding(ER501, event, message)
 
 
-def _sizes(program: Walked) -> Iterator[Finding]:
+def _sizes(program: Program) -> Iterator[Finding]:
     for event in program.events("made"):
         if event.role not in _POSITIONS:
             continue
@@ -88,7 +88,7 @@ def _is_size(name: object, is_own: bool) -> bool:
     return name in _SIZES or (is_own and any(word in text for word in _WORDS))
 
 
-def _samplers(program: Walked) -> Iterator[Finding]:
+def _samplers(program: Program) -> Iterator[Finding]:
     for event in program.events("made", role="loader"):
         for key in ("sampler", "batch_sampler"):
             value = event.given.keywords.get(key)

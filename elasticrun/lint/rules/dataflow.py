@@ -18,7 +18,7 @@ from elasticrun.lint.graph import (
     Write,
 )
 from elasticrun.lint.naming import named, written
-from elasticrun.lint.program import Walked
+from elasticrun.lint.program import Program
 from elasticrun.lint.values import Value
 
 _NO_NEWS = ("bind", "drop")
@@ -44,7 +44,7 @@ class Turns(NamedTuple):
     loop: EpochLoop | DataLoop
 
 
-class Carried(NamedTuple):
+class CarriedValue(NamedTuple):
     """A plain place that some turns write, and the writes that reach later turns."""
 
     place: ValuePlace
@@ -54,7 +54,7 @@ class Carried(NamedTuple):
 class Dataflow:
     """Every place of a program with its reads and writes, and what reaches what."""
 
-    def __init__(self, program: Walked) -> None:
+    def __init__(self, program: Program) -> None:
         self.program = program
         self.reads: dict[ValuePlace, list[Read]] = defaultdict(list)
         self.writes: dict[ValuePlace, list[Write]] = defaultdict(list)
@@ -98,7 +98,7 @@ class Dataflow:
             ),
         )
 
-    def carried(self, turns: Turns) -> Iterator[Carried]:
+    def carried(self, turns: Turns) -> Iterator[CarriedValue]:
         """Yield what turns write and leave to later ones, if it is a new value."""
         renewed = {each.place for each in turns.head.writes if each.how == "target"}
         for place, writes in self._written(turns.inside).items():
@@ -112,7 +112,7 @@ class Dataflow:
             every = self.writes[place]
             first = [each for each in every if each.step not in turns.inside]
             if survivors and not _are_first_value(first, survivors):
-                yield Carried(place, survivors)
+                yield CarriedValue(place, survivors)
 
     def _written(self, inside: set[Step]) -> dict[ValuePlace, list[Write]]:
         """Return the plain places that some steps write and any others read."""
@@ -223,7 +223,7 @@ class Dataflow:
         return "shown" if kinds - _UNSEEN else ""
 
 
-def steps_of(program: Walked, loop: DataLoop) -> set[Step]:
+def steps_of(program: Program, loop: DataLoop) -> set[Step]:
     """Return the steps in a loop's body, or in those of loops inside."""
     program.graph.spend(len(program.graph.steps))
     return {step for step in program.graph.steps if step.is_in(loop)}

@@ -8,7 +8,7 @@ from elasticrun.lint import catalog
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.naming import named, written
-from elasticrun.lint.program import Walked, keywords_of
+from elasticrun.lint.program import Program, keywords_of
 
 ER110 = Rule(
     "ER110 W external effect sent again",
@@ -19,7 +19,7 @@ ER110 = Rule(
 _COUNTING = named("wandb.log trackio.log swanlab.log")  # each call is another step
 
 
-def _effects(program: Walked) -> Iterator[Finding]:
+def _effects(program: Program) -> Iterator[Finding]:
     for event in program.events("sent", "logged"):
         if only_reads(event) or not _is_effect(event):
             continue
@@ -52,7 +52,7 @@ def only_reads(event: Event) -> bool:
     )
 
 
-def _trackers(program: Walked) -> Iterator[Finding]:
+def _trackers(program: Program) -> Iterator[Finding]:
     for event in program.events("made", role="tracker"):
         keys = missing_keys(event)
         if keys and program.zone(event.step) in ("P", "A", "B"):

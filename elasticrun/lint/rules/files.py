@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
-from elasticrun.lint.graph import Spot
+from elasticrun.lint.graph import Site
 from elasticrun.lint.naming import written
-from elasticrun.lint.program import Walked, doubts, is_checked, is_once, keywords_of
+from elasticrun.lint.program import Program, doubts, is_checked, is_once, keywords_of
 
 ER104 = Rule(
     "ER104 E file appended in replayed code",
@@ -39,7 +39,7 @@ _WRITING = re.compile(r"save|open\(|write|dump|retrieve")
 _FORGIVING = re.compile(r"(?:OS|IO|Permission|File\w+)Error|Exception|^$")
 
 
-def _files(program: Walked) -> Iterator[Finding]:
+def _files(program: Program) -> Iterator[Finding]:
     """Yield the findings of ER104 to ER106, and ER114."""
     filled = program.events("written")
     said: set[ast.AST] = set()  # what ER104 and ER105 speak of, where it is opened
@@ -69,9 +69,9 @@ def _files(program: Walked) -> Iterator[Finding]:
     yield from _logs(program, filled, said)
 
 
-def _appended(program: Walked, event: Event) -> Iterator[Finding]:
+def _appended(program: Program, event: Event) -> Iterator[Finding]:
     loop = program.replayed(event)
-    at: Event | Spot = event
+    at: Event | Site = event
     if event.value is not None and event.value.made_at >= 0:
         made = program.made(event.value)  # by the `with` statement around, or before
         at = made if program.zone(made.step) == program.zone(event.step) else event
@@ -84,7 +84,7 @@ def _appended(program: Walked, event: Event) -> Iterator[Finding]:
         yield program.finding(ER104, at, message, doubts=1)
 
 
-def _is_written_later(program: Walked, event: Event, filled: list[Event]) -> bool:
+def _is_written_later(program: Program, event: Event, filled: list[Event]) -> bool:
     """Return whether an opened file is written where a restart does not do it again."""
     if event.name.startswith("logging."):
         return True  # By whatever logs.
@@ -112,7 +112,7 @@ def _opened_at(event: Event) -> ast.AST:
 
 
 def _logs(
-    program: Walked, filled: list[Event], seen: set[ast.AST]
+    program: Program, filled: list[Event], seen: set[ast.AST]
 ) -> Iterator[Finding]:
     """Yield files that loops and epochs append to, each where it is opened."""
     for event in filled:
@@ -131,7 +131,7 @@ def _logs(
             yield program.finding(ER114, at, message)
 
 
-def _names(program: Walked) -> Iterator[Finding]:
+def _names(program: Program) -> Iterator[Finding]:
     """Yield where a name is made that no later start makes again."""
     asked = [e for e in program.events("unfixed") if not is_once(e.step)]
     trackers = program.events("made", role="tracker")
@@ -139,7 +139,7 @@ def _names(program: Walked) -> Iterator[Finding]:
         is_read = event.what == "opened" and event.how[:1] not in ("w", "a", "x")
         if is_read or not program.is_before_epochs(event):
             continue
-        found: Spot | None = None
+        found: Site | None = None
         if {"time", "entropy"} & event.given.taints:
             found = _named_by(program, event, asked)
         if found is not None:
@@ -147,7 +147,7 @@ def _names(program: Walked) -> Iterator[Finding]:
             yield program.finding(ER115, found, message)
 
 
-def _named_by(program: Walked, event: Event, asked: list[Event]) -> Spot | None:
+def _named_by(program: Program, event: Event, asked: list[Event]) -> Site | None:
     """Return where a name is made that depends on what is asked anew."""
     names = _names_in(event.at)
     for step in reversed(program.graph.steps[: event.step.number]):
@@ -155,7 +155,7 @@ def _named_by(program: Walked, event: Event, asked: list[Event]) -> Spot | None:
         targets = node.targets if isinstance(node, ast.Assign) else []
         if isinstance(node, ast.Assign) and names & {written(e) for e in targets}:
             if any(step is each.step for each in asked):
-                return Spot(node, step)
+                return Site(node, step)
             names |= _names_in(node.value)
     return None
 
@@ -165,7 +165,7 @@ def _names_in(node: ast.AST) -> set[str]:
     return {written(e) for e in each}
 
 
-def _moved(program: Walked, event: Event) -> Iterator[Finding]:
+def _moved(program: Program, event: Event) -> Iterator[Finding]:
     is_turned = any(isinstance(each, ast.For) for each in event.turns)
     is_rotated = is_turned and event.name.endswith(("replace", "rename", "move"))
     if _is_emptied(program, event):
@@ -192,7 +192,7 @@ def _is_tolerant(event: Event) -> bool:
     return bool(named) or is_temporary or is_caught
 
 
-def _is_emptied(program: Walked, event: Event) -> bool:
+def _is_emptied(program: Program, event: Event) -> bool:
     """Return whether a folder is removed at each start, to be made anew."""
     given = event.at.args[:1] if isinstance(event.at, ast.Call) else []
     if event.name != "shutil.rmtree" or not program.is_before_epochs(event):

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from elasticrun.lint.finding import Finding, Rule
-from elasticrun.lint.graph import DataLoop, EpochLoop, Spot, WalkedLoop
+from elasticrun.lint.graph import DataLoop, EpochLoop, Site, WalkedLoop
 from elasticrun.lint.naming import written
-from elasticrun.lint.program import Walked, doubts
+from elasticrun.lint.program import Program, doubts
 from elasticrun.lint.values import elastic_loaders_in
 
 ER002 = Rule(
@@ -25,7 +25,7 @@ ER207 = Rule(
 )
 
 
-def _bounds(program: Walked) -> Iterator[Finding]:
+def _bounds(program: Program) -> Iterator[Finding]:
     """Yield loops whose bound is reached in the first turn of a plain loop around."""
     steps = [each for each in program.graph.loops if each.loader.kind == "steps"]
     loops: list[EpochLoop | DataLoop] = [*program.graph.epochs, *steps]
@@ -58,7 +58,7 @@ def _is_fixed(loop: EpochLoop | DataLoop, around: ast.AST) -> bool:
     return name not in changed and (loop.at in inside or name.isupper())
 
 
-def _is_entered_again(program: Walked, loop: WalkedLoop, around: ast.AST) -> bool:
+def _is_entered_again(program: Program, loop: WalkedLoop, around: ast.AST) -> bool:
     """Return whether later turns of a loop around come to one inside.
 
     A loop that is entered again only after an error continues where it was left.
@@ -71,7 +71,7 @@ def _is_entered_again(program: Walked, loop: WalkedLoop, around: ast.AST) -> boo
     return any(each.node is around for each in after)
 
 
-def _iterators(program: Walked) -> Iterator[Finding]:
+def _iterators(program: Program) -> Iterator[Finding]:
     for event in program.events("iterated"):
         name = written(event.at.func) if isinstance(event.at, ast.Call) else ""
         is_elastic = event.value is not None and elastic_loaders_in(event.value)
@@ -93,7 +93,7 @@ def _iterators(program: Walked) -> Iterator[Finding]:
                 break
 
 
-def _ranges(program: Walked) -> Iterator[Finding]:
+def _ranges(program: Program) -> Iterator[Finding]:
     """Yield plain loops around loops over loaders, or steps, that begin at 0 again."""
     counted = {event.at for event in program.events("counted")}
     # What is around whole loops of epochs is no loop of epochs itself.
@@ -127,8 +127,8 @@ def _ranges(program: Walked) -> Iterator[Finding]:
             yield program.finding(ER002, where, message, help_text=help_text)
 
 
-def _head(program: Walked, turn: ast.AST) -> Spot:
-    return Spot(turn, next(e for e in program.graph.steps if e.node is turn))
+def _head(program: Program, turn: ast.AST) -> Site:
+    return Site(turn, next(e for e in program.graph.steps if e.node is turn))
 
 
 def _counts(turn: ast.AST) -> bool:

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
-from elasticrun.lint.graph import DataLoop, Guard, Spot, Step, WalkedLoop
+from elasticrun.lint.graph import DataLoop, Guard, Site, Step, WalkedLoop
 from elasticrun.lint.naming import named, written
-from elasticrun.lint.program import Walked, doubts, in_words, is_once
+from elasticrun.lint.program import Program, doubts, in_words, is_once
 from elasticrun.lint.rules.effects import missing_keys, only_reads
 from elasticrun.lint.values import UNFIXED, taints_of
 from elasticrun.lint.walk.frames import Function
@@ -44,7 +44,7 @@ def _rank_guard(step: Step) -> Guard | None:
     return next((each for each in step.guards if "rank" in each.taints), None)
 
 
-def _collectives(program: Walked) -> Iterator[Finding]:
+def _collectives(program: Program) -> Iterator[Finding]:
     events = program.events("collective")
     found = [(event, guard) for event in events if (guard := _rank_guard(event.step))]
     guarded: dict[tuple[str, ast.AST], set[tuple[int, bool]]] = defaultdict(set)
@@ -66,19 +66,19 @@ def _line(guard: Guard) -> int:
 
 
 def _where_decided(
-    program: Walked, where: Event | WalkedLoop, guard: Guard
-) -> Event | WalkedLoop | Spot:
+    program: Program, where: Event | WalkedLoop, guard: Guard
+) -> Event | WalkedLoop | Site:
     """Return where to change what a test decides: at the test, if that is elsewhere."""
     if any(node is where.at for node in ast.walk(guard.function)):
         return where
     for step in program.graph.steps:
         is_around = isinstance(step.node, ast.Module | ast.ClassDef | Function)
         if not is_around and any(n is guard.test for n in ast.walk(step.node)):
-            return Spot(guard.test, step)
+            return Site(guard.test, step)
     return where
 
 
-def _loops(program: Walked) -> Iterator[Finding]:
+def _loops(program: Program) -> Iterator[Finding]:
     for loop in program.graph.loops:
         guard = _rank_guard(loop.step)
         made_at = loop.loader.made_at
@@ -93,7 +93,7 @@ def _loops(program: Walked) -> Iterator[Finding]:
         yield program.finding(ER401, at, message, doubts=doubts(loop))
 
 
-def _states(program: Walked) -> Iterator[Finding]:
+def _states(program: Program) -> Iterator[Finding]:
     events = program.events("state")
     branches = {
         (event.name, guard.number, guard.holds)
@@ -130,7 +130,7 @@ _OF_ONE_PROCESS = re.compile(
 _MAY_ASK = named("save save_checkpoint push_to_hub torch.distributed.checkpoint.save")
 
 
-def _paths(program: Walked) -> Iterator[Finding]:
+def _paths(program: Program) -> Iterator[Finding]:
     for event in program.events("saved", "opened", "sent"):
         zone = program.zone(event.step)
         if not zone and event.step in program.zones.after_loops:
@@ -150,7 +150,7 @@ def _paths(program: Walked) -> Iterator[Finding]:
             yield program.finding(ER403, event, text, doubts=int(is_vague))
 
 
-def _trackers(program: Walked) -> Iterator[Finding]:
+def _trackers(program: Program) -> Iterator[Finding]:
     """Yield trackers that all replicas make; of runs without an id ER110 speaks."""
     for event in program.events("made", role="tracker"):
         is_alone = _rank_guard(event.step) is not None or "rank" in written(event.at)
@@ -179,7 +179,7 @@ def _is_written(event: Event, zone: str) -> bool:
 _UNCERTAIN = UNFIXED | {"rank"}
 
 
-def _uncertain(program: Walked) -> Iterator[Finding]:
+def _uncertain(program: Program) -> Iterator[Finding]:
     elastic = [each for each in program.graph.loops if each.is_elastic]
     loops: list[WalkedLoop] = [*elastic, *program.graph.epochs]
     for loop in loops:
@@ -208,7 +208,7 @@ def _uncertain(program: Walked) -> Iterator[Finding]:
             yield program.finding(ER208, event, message)
 
 
-def _cut_short(program: Walked) -> Iterator[Finding]:
+def _cut_short(program: Program) -> Iterator[Finding]:
     """Yield breaks by which a replica takes fewer steps of a batch than others."""
     trained = program.events("trained", role="optimizer")
     for event in program.events("left"):
@@ -226,7 +226,7 @@ def _cut_short(program: Walked) -> Iterator[Finding]:
                     "takes depends on this replica's part of the batch"
                 )
                 help_text = "let all replicas decide it: all_reduce the value first"
-                at = Spot(guard.test, event.step)
+                at = Site(guard.test, event.step)
                 yield program.finding(ER208, at, message, help_text=help_text)
 
 
@@ -238,7 +238,7 @@ _ANNOUNCING = named("SIGHUP SIGUSR1 SIGUSR2")  # no stops where a program takes 
 _ENDING = re.compile(r"\b(?:_?exit|quit|raise|SIG_DFL|SIG_IGN)\b")
 
 
-def _signals(program: Walked) -> Iterator[Finding]:
+def _signals(program: Program) -> Iterator[Finding]:
     for event in program.events("signal"):
         names = [each.name.rpartition(".")[2] for each in event.given.args[:1]]
         handler = next(iter(event.given.args[1:]), None)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import Call, Step
-from elasticrun.lint.program import Walked, doubts
+from elasticrun.lint.program import Program, doubts
 from elasticrun.lint.values import Value
 
 ER107 = Rule(
@@ -33,7 +33,7 @@ _TRAINED = {
 }
 
 
-def _unregistered(program: Walked) -> Iterator[Finding]:
+def _unregistered(program: Program) -> Iterator[Finding]:
     seen: set[int] = set()
     covered = _covered(program)
     for event in [] if program.events("unseen states") else program.events("trained"):
@@ -63,7 +63,7 @@ def _unregistered(program: Walked) -> Iterator[Finding]:
 
 
 def _unregistered_models(
-    program: Walked, stepped: set[int], covered: set[int]
+    program: Program, stepped: set[int], covered: set[int]
 ) -> Iterator[Finding]:
     """Yield models that are trained, and that no state has."""
     reported: set[int] = set()
@@ -91,7 +91,7 @@ def _common_call(one: Step, other: Step) -> Call | None:
 
 
 def _trained_models(
-    program: Walked, stepped: set[int]
+    program: Program, stepped: set[int]
 ) -> Iterator[tuple[Value, Value, Event]]:
     """Yield models whose weights change, each with what changes them, and when."""
     for event in program.events("made", role="optimizer"):
@@ -116,7 +116,7 @@ def _is_known(model: Value, optimizer: Value) -> bool:
     return model.sure
 
 
-def _covered(program: Walked) -> set[int]:
+def _covered(program: Program) -> set[int]:
     """Return the parts, of any depth, of what is saved."""
     covered: set[int] = set()
     todo = [each for each in program.walk.objects if is_saved(each)]
@@ -150,7 +150,7 @@ def is_saved(value: Value, depth: int = 4) -> bool:
     return any(is_saved(each, depth - 1) for each in inner if each.is_object)
 
 
-def _copies(program: Walked) -> Iterator[Finding]:
+def _copies(program: Program) -> Iterator[Finding]:
     """Yield copies that no state has, made when the model may be trained already."""
     covered = _covered(program)
     for event in program.events("made", role="copy"):
@@ -180,7 +180,7 @@ _DONE = {
 }
 
 
-def _changes(program: Walked) -> Iterator[Finding]:
+def _changes(program: Program) -> Iterator[Finding]:
     for event in program.events("trained"):
         unsure = doubts(event.value)
         yield from _done_again(program, event, _DONE[event.role], unsure)
@@ -192,14 +192,14 @@ def _changes(program: Walked) -> Iterator[Finding]:
 
 
 def _done_again(
-    program: Walked, event: Event, what: str, unsure: int
+    program: Program, event: Event, what: str, unsure: int
 ) -> Iterator[Finding]:
     if event.registered and program.is_kept_at_start(event):
         message = f"{what} in zone P, after registration; every restart does it again"
         yield program.finding(ER107, event, message, doubts=unsure)
 
 
-def _own_values(program: Walked) -> Iterator[Finding]:
+def _own_values(program: Program) -> Iterator[Finding]:
     kept = [each for each in program.walk.objects if each.kind == "variables"]
     lists = {each for one in kept for each in one.attrs.values() if each.is_container}
     for event in program.events("changed"):

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
-from elasticrun.lint.graph import Guard, Spot, Step
+from elasticrun.lint.graph import Guard, Site, Step
 from elasticrun.lint.naming import written
-from elasticrun.lint.program import Walked, doubts
+from elasticrun.lint.program import Program, doubts
 from elasticrun.lint.values import Arguments, Value
 
 ER305 = Rule(
@@ -43,7 +43,7 @@ ER315 = Rule(
 )
 
 
-def _accumulation(program: Walked) -> Iterator[Finding]:
+def _accumulation(program: Program) -> Iterator[Finding]:
     with_backward = {
         (guard.number, guard.holds)
         for event in program.events("backward")
@@ -58,14 +58,14 @@ def _accumulation(program: Walked) -> Iterator[Finding]:
                     "optimizer stepped once in several batches: the job neither saves "
                     "nor stops between them"
                 )
-                yield program.finding(ER305, Spot(guard.test, event.step), message)
+                yield program.finding(ER305, Site(guard.test, event.step), message)
                 break
 
 
 _AVERAGING = frozenset(("lerp_", "mul_", "add_", "in place"))
 
 
-def _each_micro_batch(program: Walked) -> Iterator[Finding]:
+def _each_micro_batch(program: Program) -> Iterator[Finding]:
     """Yield averages that are updated in each turn of a loop with micro-batches."""
     cut = _cut_loaders(program)
     for event in program.events("trained"):
@@ -90,7 +90,7 @@ def _in_micro_batch(step: Step, cut: set[Value | None]) -> bool:
     return is_cut and not any("is_step" in guard.taints for guard in step.guards)
 
 
-def _cut_loaders(program: Walked) -> set[Value | None]:
+def _cut_loaders(program: Program) -> set[Value | None]:
     """Return the loaders that cut their batches into micro-batches."""
     made = program.events("made", role="loader")
     return {event.value for event in made if _is_cut(event.given)}
@@ -110,7 +110,7 @@ _UNWEIGHED = {
 }
 
 
-def _losses(program: Walked) -> Iterator[Finding]:
+def _losses(program: Program) -> Iterator[Finding]:
     """Yield backward passes of losses that are to be weighed, and are not."""
     names = {event.name for event in program.events("state")}
     for event in program.events("backward"):
@@ -127,7 +127,7 @@ def _losses(program: Walked) -> Iterator[Finding]:
 _LENGTH = re.compile(r"\blen\(|\.sum\(|\.size\(|\.shape\[|\.numel\(")
 
 
-def _padding(program: Walked) -> Iterator[Finding]:
+def _padding(program: Program) -> Iterator[Finding]:
     """Yield sums over loops whose last batch may be padded."""
     even = {
         event.value
@@ -157,7 +157,7 @@ def _padding(program: Walked) -> Iterator[Finding]:
         yield program.finding(ER312, event, message, doubts=doubts(loop))
 
 
-def _quotients(program: Walked) -> Iterator[Finding]:
+def _quotients(program: Program) -> Iterator[Finding]:
     """Yield means of batches that each replica adds, divided by the global batches."""
     for event in program.events("divided"):
         message = (
@@ -167,7 +167,7 @@ def _quotients(program: Walked) -> Iterator[Finding]:
         yield program.finding(ER313, event, message)
 
 
-def _left_out(program: Walked) -> Iterator[Finding]:
+def _left_out(program: Program) -> Iterator[Finding]:
     """Yield tests of a batch by which one replica alone leaves out what all must do."""
     backward = program.events("backward")
     counted = [
@@ -186,11 +186,11 @@ def _left_out(program: Walked) -> Iterator[Finding]:
                     f"whether {what} at line {event.step.line} runs depends on this "
                     "replica's part of the batch, and the other replicas wait in theirs"
                 )
-                at = Spot(guard.test, event.step)
+                at = Site(guard.test, event.step)
                 yield program.finding(rule, at, message, doubts=doubts(event.step.loop))
 
 
-def _deciding(program: Walked, event: Event, alike: set[Step]) -> Guard | None:
+def _deciding(program: Program, event: Event, alike: set[Step]) -> Guard | None:
     """Return the test of a batch past which its loop goes on without such an event."""
     loop = event.step.loop
     if loop is None or not loop.is_elastic:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from elasticrun.lint.finding import Finding, Rule
-from elasticrun.lint.program import Walked
+from elasticrun.lint.program import Program
 from elasticrun.lint.rules import (
     conversion,
     data,
@@ -32,6 +32,6 @@ RULES: dict[str, Rule] = {
     if isinstance(value, Rule)
 }
 
-CHECKS: tuple[Callable[[Walked], Iterator[Finding]], ...] = tuple(
+CHECKS: tuple[Callable[[Program], Iterator[Finding]], ...] = tuple(
     check for module in _MODULES for check in getattr(module, "CHECKS", ())
 )

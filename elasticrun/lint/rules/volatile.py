@@ -8,10 +8,16 @@ from collections.abc import Iterable, Iterator
 
 from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
-from elasticrun.lint.graph import EpochLoop, Read, Spot, ValuePlace, Write
+from elasticrun.lint.graph import EpochLoop, Read, Site, ValuePlace, Write
 from elasticrun.lint.naming import written
-from elasticrun.lint.program import Walked, doubts, is_once
-from elasticrun.lint.rules.dataflow import PARTIAL, Carried, Dataflow, Turns, steps_of
+from elasticrun.lint.program import Program, doubts, is_once
+from elasticrun.lint.rules.dataflow import (
+    PARTIAL,
+    CarriedValue,
+    Dataflow,
+    Turns,
+    steps_of,
+)
 from elasticrun.lint.rules.left_over import behind
 from elasticrun.lint.values import Value, elastic_loaders_in, fields_of, sampling
 
@@ -25,7 +31,7 @@ ER301 = Rule(
 )
 
 
-def check(program: Walked) -> Iterator[Finding]:
+def check(program: Program) -> Iterator[Finding]:
     """Yield the findings about volatile values."""
     flow = Dataflow(program)
     lost: set[ValuePlace] = set()  # the places that ER301 has reported
@@ -40,7 +46,7 @@ def check(program: Walked) -> Iterator[Finding]:
     yield from _left(flow, lost)
 
 
-def _turns(program: Walked) -> Iterator[Turns]:
+def _turns(program: Program) -> Iterator[Turns]:
     """Yield the epochs, then the loops over loaders."""
     graph = program.graph
     for epoch in graph.epochs:
@@ -53,7 +59,7 @@ def _turns(program: Walked) -> Iterator[Turns]:
 
 
 def _over_epochs(
-    flow: Dataflow, turns: Turns, carried: Carried, lost: set[ValuePlace]
+    flow: Dataflow, turns: Turns, carried: CarriedValue, lost: set[ValuePlace]
 ) -> Iterator[Finding]:
     """Yield the finding of a place whose value is read in a later epoch, or behind."""
     program, place = flow.program, carried.place
@@ -89,7 +95,7 @@ def _over_epochs(
 
 
 def _ends_at_once(
-    turns: Turns, carried: Carried, reads: list[Read], program: Walked
+    turns: Turns, carried: CarriedValue, reads: list[Read], program: Program
 ) -> bool:
     """Return whether a place is a flag that ends the epochs right behind its change."""
     last = max(each.step.number for each in carried.survivors)
@@ -104,7 +110,7 @@ def _ends_at_once(
 
 
 def _over_turns(
-    flow: Dataflow, turns: Turns, carried: Carried, lost: set[ValuePlace]
+    flow: Dataflow, turns: Turns, carried: CarriedValue, lost: set[ValuePlace]
 ) -> Iterator[Finding]:
     """Yield the finding of a place that decides something in a later turn."""
     loop = turns.loop
@@ -133,7 +139,7 @@ def _over_turns(
     yield flow.program.finding(ER301, write, message, loop=loop, severity=severity)
 
 
-def _telling(carried: Carried) -> Write:
+def _telling(carried: CarriedValue) -> Write:
     """Return the write that makes the new value from the old, else any computed one."""
 
     def order(write: Write) -> tuple[int, int]:
@@ -207,7 +213,7 @@ def _is_plain(node: ast.AST) -> bool:
 _SETTING = re.compile(r"(?:^|[._])(?:un)?(?:freeze|enable|disable)")
 
 
-def _in_one_epoch(program: Walked) -> Iterator[Finding]:
+def _in_one_epoch(program: Program) -> Iterator[Finding]:
     """Yield changes of what no state has that are made in one epoch only."""
     for event in program.events("set up", "trained"):
         text = event.text if event.what == "set up" else _set_by_apply(event)
@@ -241,7 +247,7 @@ def _set_by_apply(event: Event) -> str:
 _STATES = re.compile(r"bit_generator|[gs]et_?state\b")  # which a program keeps by hand
 
 
-def _generators(program: Walked) -> Iterator[Finding]:
+def _generators(program: Program) -> Iterator[Finding]:
     """Yield generators from before the epochs that draw in them."""
     seeds = program.events("seeded")
     seen = [each.value for each in seeds if each.step.epoch or each.step.loop]
@@ -251,7 +257,7 @@ def _generators(program: Walked) -> Iterator[Finding]:
         if own is None or own in seen or own.made_at < 0 or zone in ("", "P", "D"):
             continue
         made = program.made(own)
-        own_seeds = [Spot(each.at, each.step) for each in seeds if each.value is own]
+        own_seeds = [Site(each.at, each.step) for each in seeds if each.value is own]
         at = own_seeds[0] if own_seeds else made
         is_kept = own.registered or own.is_handed_on
         if is_kept or _STATES.search(made.step.module.text):
@@ -265,7 +271,7 @@ def _generators(program: Walked) -> Iterator[Finding]:
             yield program.finding(ER301, at, message)
 
 
-def _of_data(program: Walked, seen: list[Value | None]) -> Iterator[Finding]:
+def _of_data(program: Program, seen: list[Value | None]) -> Iterator[Finding]:
     """Yield generators from which data sets draw what is in their samples."""
     for event in program.events("made", role="loader"):
         collate = event.given.keywords.get("collate_fn")

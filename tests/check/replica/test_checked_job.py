@@ -26,7 +26,7 @@ from elasticrun.check.replica.observing import import_from_copy
 from elasticrun.check.runs.checked_run import CheckedRun
 from elasticrun.check.runs.moments import moments_of, replays_of
 from elasticrun.check.runs.plan import Limits, Plan
-from elasticrun.check.runs.routes import RestartPlace, route_without_restart
+from elasticrun.check.runs.scenarios import RestartPlace, scenario_without_restart
 from elasticrun.job.trace import read_trace
 from elasticrun.testing import Settings, use_job
 
@@ -57,7 +57,7 @@ def train(num_epochs: int) -> list[list[list[int]]]:
 
 
 def boundaries_of(plan: Plan) -> list[str]:
-    run = CheckedRun(route_without_restart(1), Path(plan.records).parent)
+    run = CheckedRun(scenario_without_restart(1), Path(plan.records).parent)
     return list(map(str, run.boundaries))
 
 

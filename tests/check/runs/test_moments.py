@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from elasticrun.check.runs.moments import Key
+from elasticrun.check.runs.moments import MomentKey
 
 
 def test_moments_have_words() -> None:
-    assert Key("leave", 2, 1).describe() == "the end of loop 1 of epoch 2"
-    assert Key("exit").describe() == "the end of the program"
+    assert MomentKey("leave", 2, 1).describe() == "the end of loop 1 of epoch 2"
+    assert MomentKey("exit").describe() == "the end of the program"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elasticrun.check.runs.plan import Limits, Plan, decode_plan
-from elasticrun.check.runs.routes import RestartPlace
+from elasticrun.check.runs.scenarios import RestartPlace
 
 
 def test_a_plan_survives_its_way_to_a_replica() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elasticrun.check.runs.routes import RestartPlace, places_to_try, spread
+from elasticrun.check.runs.scenarios import RestartPlace, places_to_try, spread
 
 
 def in_loop(

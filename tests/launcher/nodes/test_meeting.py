@@ -9,7 +9,7 @@ import pytest
 
 from elasticrun.checkpoint.storage.claim import ClaimTiming
 from elasticrun.launcher.nodes import endpoint
-from elasticrun.launcher.nodes.endpoint import Endpoint, MeetingPlace
+from elasticrun.launcher.nodes.endpoint import Endpoint, EndpointDirectory
 from tests.support.stage import wait_until
 
 
@@ -25,7 +25,7 @@ def place(
 
 
 def test_one_serves_until_it_is_released(place: str) -> None:
-    first, second = MeetingPlace(place, "job"), MeetingPlace(place, "job")
+    first, second = EndpointDirectory(place, "job"), EndpointDirectory(place, "job")
     assert first.take()
     assert not second.take()
     with pytest.raises(OSError, match="has not written its address yet"):
@@ -40,19 +40,19 @@ def test_one_serves_until_it_is_released(place: str) -> None:
 
 
 def test_who_is_overruled_hears_of_it(place: str) -> None:
-    serves = MeetingPlace(place, "job")
+    serves = EndpointDirectory(place, "job")
     assert serves.take()
     serves.announce("10.0.0.1", 4000, "token")
     assert not serves.is_overruled
-    MeetingPlace(place, "job").announce("10.0.0.2", 4000, "other")
+    EndpointDirectory(place, "job").announce("10.0.0.2", 4000, "other")
     wait_until(lambda: serves.is_overruled)
     serves.release()
 
 
 def test_what_is_no_endpoint_of_this_job_is_refused(tmp_path: Path) -> None:
-    place = MeetingPlace(str(tmp_path), "job")
+    place = EndpointDirectory(str(tmp_path), "job")
     (tmp_path / "rendezvous").mkdir()
-    MeetingPlace(str(tmp_path), "digits").announce("10.0.0.1", 4000, "token")
+    EndpointDirectory(str(tmp_path), "digits").announce("10.0.0.1", 4000, "token")
     with pytest.raises(OSError, match="another job, digits, meets there"):
         place.find()
     for text in ("{", "[]", '{"host": "a"}'):
@@ -64,4 +64,4 @@ def test_what_is_no_endpoint_of_this_job_is_refused(tmp_path: Path) -> None:
 def test_what_cannot_be_locked_is_told(tmp_path: Path) -> None:
     (tmp_path / "rendezvous").write_text("")
     with pytest.raises(OSError, match="cannot hold"):
-        MeetingPlace(str(tmp_path), "job").take()
+        EndpointDirectory(str(tmp_path), "job").take()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elasticrun.launcher.nodes.nodes import plan_round
-from elasticrun.launcher.supervisor.crashes import CrashBook
+from elasticrun.launcher.supervisor.crashes import CrashHistory
 from elasticrun.launcher.verdict import EndKind, Verdict
 from tests.launcher.offers import offer
 
@@ -23,7 +23,7 @@ from tests.launcher.offers import offer
 def test_delays_double_up_to_a_minute_until_none_is_left(
     max_restarts: int, checkpoints: list[int], delays: list[float | None]
 ) -> None:
-    book = CrashBook(max_restarts, newest_at_start=0)
+    book = CrashHistory(max_restarts, newest_at_start=0)
     book.has_trained = True
     crash = Verdict(EndKind.CRASHED, text="no module named x", is_own_fault=True)
     found = [book.decide(replace(crash, newest=each), 0)[0] for each in checkpoints]
@@ -31,7 +31,7 @@ def test_delays_double_up_to_a_minute_until_none_is_left(
 
 
 def test_what_comes_from_outside_costs_no_pause_three_times() -> None:
-    book = CrashBook(10, newest_at_start=0)
+    book = CrashHistory(10, newest_at_start=0)
     book.has_trained = True
     killed = Verdict(EndKind.CRASHED, text="killed", is_from_outside=True)
     full = replace(killed, is_out_of_memory=True)
@@ -40,9 +40,9 @@ def test_what_comes_from_outside_costs_no_pause_three_times() -> None:
 
 
 def test_a_newcomer_that_fails_at_once_fails_alone() -> None:
-    veteran = CrashBook(3, newest_at_start=0)
+    veteran = CrashHistory(3, newest_at_start=0)
     veteran.has_trained = True
-    newcomer = CrashBook(3, newest_at_start=0)
+    newcomer = CrashHistory(3, newest_at_start=0)
     offers = [offer(1, has_trained=True), offer(1)]
     for node, book in enumerate((veteran, newcomer)):
         book.adopt(plan_round(offers, node, addresses=["a", "b"], interface=""))

@@ -16,9 +16,9 @@ import pytest
 
 from elasticrun.launcher import processes
 from elasticrun.launcher.event_loop import EventLoop
-from elasticrun.launcher.supervisor.crashes import CrashBook
+from elasticrun.launcher.supervisor.crashes import CrashHistory
 from elasticrun.launcher.supervisor.generation import Member
-from elasticrun.launcher.supervisor.status import StatusBook
+from elasticrun.launcher.supervisor.status import JobStatus
 from elasticrun.launcher.terminal.status_table import render
 from tests.launcher.program import NUM_SAMPLES
 from tests.launcher.running import elasticrun, running
@@ -53,7 +53,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def book_of(leaders: list[int], folder: Path, *, newest: int = 0) -> StatusBook:
+def book_of(leaders: list[int], folder: Path, *, newest: int = 0) -> JobStatus:
     """Return the book of a job that trains in these processes.
 
     Args:
@@ -83,10 +83,10 @@ def book_of(leaders: list[int], folder: Path, *, newest: int = 0) -> StatusBook:
         reports=SimpleNamespace(on_reported=[], last_output="", last_output_at=0.0),
         loop=EventLoop(),
         nodes=SimpleNamespace(round=None),
-        crashes=CrashBook(3, newest_at_start=newest),
+        crashes=CrashHistory(3, newest_at_start=newest),
         judge=SimpleNamespace(started_at=0.0),
     )
-    return StatusBook(supervisor)
+    return JobStatus(supervisor)
 
 
 def test_a_status_looks_at_all_processes_once(

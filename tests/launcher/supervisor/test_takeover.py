@@ -16,7 +16,7 @@ from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks.waiting import WaitingReplica
 from elasticrun.launcher.options import NodeSettings, Options, Program, Replicas
 from elasticrun.launcher.supervisor import takeover
-from elasticrun.launcher.supervisor.crashes import CrashBook
+from elasticrun.launcher.supervisor.crashes import CrashHistory
 from elasticrun.launcher.supervisor.generation import NO_IMPORTS
 from elasticrun.launcher.supervisor.replica_reports import ReplicaReports
 from elasticrun.launcher.supervisor.takeover import Takeover
@@ -45,7 +45,7 @@ class Stage:
             **given,
         )
         console: Any = SimpleNamespace(event=self.said.append)
-        self.reports = ReplicaReports(console, CrashBook(3, newest_at_start=0))
+        self.reports = ReplicaReports(console, CrashHistory(3, newest_at_start=0))
         starter: Any = SimpleNamespace(
             fork=lambda size, on_forked: self.asked.append((size, on_forked)),
             note_running=lambda pids: None,

@@ -1,4 +1,4 @@
-"""Where a check restarts a run: places in it, and routes through several of them."""
+"""Where a check restarts a run: places in it, and what makes up a run."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def parse_restart_place(text: str) -> RestartPlace:
     return place
 
 
-class Route(NamedTuple):
+class Scenario(NamedTuple):
     """The generations of a run, in their order; each is called a leg.
 
     Attributes:
@@ -102,8 +102,8 @@ class Route(NamedTuple):
         """Return where a leg ends; None for the end of the program."""
         return self.places[leg] if leg < len(self.places) else None
 
-    def until_leg(self, leg: int) -> Route:
-        """Return the route that is the same up to a leg, in which it ends."""
+    def until_leg(self, leg: int) -> Scenario:
+        """Return the scenario that is the same up to a leg, in which it ends."""
         return self._replace(sizes=self.sizes[: leg + 1], places=self.places[:leg])
 
     def describe(self) -> str:
@@ -117,7 +117,7 @@ class Route(NamedTuple):
         return f"{what} {where}, {replicas_in_words(self.sizes[0])}"
 
     def options(self) -> list[str]:
-        """Return what makes `elasticrun check` take this route."""
+        """Return what makes `elasticrun check` run this scenario."""
         options = [part for place in self.places for part in ("--at", str(place))]
         sizes = self.sizes if self.is_resized else self.sizes[:1]
         options += ["--replicas", ",".join(map(str, sizes))]
@@ -125,9 +125,9 @@ class Route(NamedTuple):
         return options + ["--float64"] * self.is_float64
 
 
-def route_without_restart(size: int, *, is_float64: bool = False) -> Route:
-    """Return the route without a restart."""
-    return Route((size,), is_float64=is_float64)
+def scenario_without_restart(size: int, *, is_float64: bool = False) -> Scenario:
+    """Return the scenario without a restart."""
+    return Scenario((size,), is_float64=is_float64)
 
 
 def replicas_in_words(size: int) -> str:

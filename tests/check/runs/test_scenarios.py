@@ -1,14 +1,14 @@
-"""Places and routes are written as the options with which they are taken again."""
+"""Places and scenarios are written as the options with which they are taken again."""
 
 from __future__ import annotations
 
 import pytest
 
-from elasticrun.check.runs.routes import (
+from elasticrun.check.runs.scenarios import (
     RestartPlace,
-    Route,
+    Scenario,
     parse_restart_place,
-    route_without_restart,
+    scenario_without_restart,
 )
 
 
@@ -25,12 +25,12 @@ def test_what_is_no_place(text: str) -> None:
         parse_restart_place(text)
 
 
-def test_a_route_says_how_it_is_taken() -> None:
-    route = Route((1, 2, 1), (RestartPlace(0, 1, 2), RestartPlace(1, -1, 0)))
-    assert route.options() == [
+def test_a_scenario_says_how_it_is_run() -> None:
+    scenario = Scenario((1, 2, 1), (RestartPlace(0, 1, 2), RestartPlace(1, -1, 0)))
+    assert scenario.options() == [
         "--at", "0:1:2", "--at", "1:end", "--replicas", "1,2,1",
     ]  # fmt: skip
-    assert Route((2, 2), (RestartPlace(0, 0, 1),), is_killed=True).options() == [
+    assert Scenario((2, 2), (RestartPlace(0, 0, 1),), is_killed=True).options() == [
         "--at", "0:0:1", "--replicas", "2", "--kill",
     ]  # fmt: skip
-    assert route_without_restart(3).options() == ["--replicas", "3"]
+    assert scenario_without_restart(3).options() == ["--replicas", "3"]
