@@ -98,6 +98,11 @@ class SaveInFlight(threading.Thread):
         self._on_end = on_end
         self.given_up = threading.Event()
 
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the end; return whether it came in time."""
+        self.join(timeout)
+        return not self.is_alive()
+
     def run(self) -> None:
         """Write; called by `start`, in this thread."""
         try:
@@ -348,7 +353,7 @@ class Saver:
         flight = self._flight
         if flight is None or flight.outcome is None:
             return
-        flight.join()  # What is left of its thread.
+        flight.wait()  # What is left of its thread.
         self._flight = None
         self._conclude(flight.number, flight.outcome, flight.states)
 
@@ -357,8 +362,7 @@ class Saver:
         flight = self._flight
         if flight is None:
             return
-        flight.join(timeout)
-        if flight.is_alive():
+        if not flight.wait(timeout):
             flight.given_up.set()
             self._flight, self._given_up = None, flight
             self.has_failed = True
@@ -415,7 +419,7 @@ class Saver:
                 self._warn_of_renaming()
         finally:
             if self._given_up is not None:
-                self._given_up.join(_GIVING_UP_SECONDS)
+                self._given_up.wait(_GIVING_UP_SECONDS)
             self._capturer.forget()
             if self._rank == 0 and self._asked is not None:
                 self._exchange.wait_until_heard(self._asked, timeout=_HEARING_SECONDS)
