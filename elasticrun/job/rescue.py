@@ -325,11 +325,7 @@ class Rescue:
     def _lacking(
         self, number: int, told: Mapping[int, Told], offering: list[Told]
     ) -> list[int]:
-        """Return the ranks of which something at this boundary is not known.
-
-        Args:
-            offering: The records of those that can put their states back to it.
-        """
+        """Return the ranks of which something is not known at a boundary on offer."""
         entries = [each.entries[number] for each in offering]
         is_complete = any(entry.is_complete for entry in entries)
         of_first = {
