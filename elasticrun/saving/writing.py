@@ -249,9 +249,11 @@ def _num_bytes(state: BaseState) -> int:
     if isinstance(target, torch.nn.Module):
         tensors = [*target.parameters(), *target.buffers()]
     elif isinstance(target, torch.optim.Optimizer):
-        entries = [each for of in target.state.values() for each in of.values()]
-        tensors = [each for each in entries if isinstance(each, torch.Tensor)]
-    return sum(local_shard(each).nbytes for each in tensors)
+        # Anything may be there: an optimizer of one's own counts its calls.
+        entries = [of for of in target.state.values() if isinstance(of, dict)]
+        tensors = [each for of in entries for each in of.values()]
+    shards = [local_shard(each) for each in tensors if isinstance(each, torch.Tensor)]
+    return sum(each.nbytes for each in shards if each.layout == torch.strided)
 
 
 def _wait_for_gpus() -> None:

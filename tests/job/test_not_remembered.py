@@ -161,6 +161,38 @@ def test_a_module_elsewhere_than_on_the_cpu_cannot_be_remembered(job: Job) -> No
         remember(state_called("net"))
 
 
+ODD = {
+    "conjugate": lambda: torch.zeros(2, dtype=torch.complex64).conj(),
+    "sparse": lambda: torch.eye(2).to_sparse(),
+    "rows": lambda: torch.eye(2).to_sparse_csr(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("kind", ODD)
+def test_a_job_with_a_buffer_of_a_rare_kind_trains_without_a_rescue(
+    kind: str, tmp_path: Path
+) -> None:
+    def script() -> tuple[int, str | None]:
+        net = nn.Linear(1, 1)
+        net.register_buffer("odd", ODD[kind](), persistent=False)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        optimizer.state["num_calls"] = 0  # type: ignore[assignment, index]
+        register(net=net, optimizer=optimizer)
+        for _ in AdaptiveDataLoader(range(8), batch_size=2):
+            optimizer.zero_grad()
+            net.weight.sum().backward()
+            optimizer.step()
+            optimizer.state["num_calls"] += 1  # type: ignore[index, operator]
+        calls: Any = optimizer.state["num_calls"]
+        return calls, current_job().why_no_rescue
+
+    variables = {"ELASTICRUN_CHECKPOINT_DIR": str(tmp_path)}
+    for calls, why in run_generation(script, 2, variables=variables):
+        assert calls == 4
+        assert "nothing tells whether a Tensor of 'net' changes" in why
+
+
 def test_a_metric_that_is_updated_since_is_noticed(job: Job) -> None:
     register(metric=(metric := torchmetrics.SumMetric()))
     state = state_called("metric")

@@ -36,7 +36,6 @@ SLOW_END = "The end of a replica takes 40 ms more."
 # Where a name is found, and what is lost without it.
 NAMES = {
     # The standard library's.
-    "_io._IOBase": "The end of a replica takes a quarter of a second more.",
     "atexit._run_exitfuncs": "A forked replica ends without what it registered.",
     "multiprocessing.context.ForkProcess._Popen": "A worker may never begin.",
     "threading._shutdown": "A forked replica does not wait for its threads.",

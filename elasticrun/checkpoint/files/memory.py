@@ -44,6 +44,7 @@ class Memory:
         self._chunks: list[memoryview] = []
         self._touched: deque[memoryview] = deque()
         self._end = 0
+        self._is_used = False  # For a save.
         self.num_threads = 1
 
     def prepare(self, num_bytes: int) -> None:
@@ -72,9 +73,9 @@ class Memory:
     def clear(self) -> None:
         """Forget what was captured; memory that the last save did not need is freed."""
         del self._chunks[-(-self._end // CHUNK_SIZE) :]
-        if self._end:
+        if self._is_used:
             self._touched.clear()
-        self._end = 0
+        self._end, self._is_used = 0, True
 
     def capture(self, write: Callable[[BinaryIO], object]) -> Captured:
         """Return what `write` puts into a stream.

@@ -109,12 +109,15 @@ class ModuleMemory:
         devices = {torch.device("cpu")}
         for each in [*self._module.parameters(), *self._module.buffers()]:
             is_known = type(each) in (Tensor, nn.Parameter) and not each.is_inference()
+            # Else its bytes are not its values, or nowhere.
+            is_known &= each.layout == torch.strided and not each.is_nested
+            is_known = is_known and not (each.is_conj() or each.is_neg())
             devices.add(each.device)
             if not is_known or each.device.type not in ("cpu", "cuda"):
                 raise CannotRescueError(
                     f"nothing tells whether a {type(each).__name__} of {self._name!r} "
                     "changes",
-                    "keep torch's own tensors in it, made outside of inference mode",
+                    "keep torch's own dense tensors in it, and no inference mode",
                 )
         if len(devices) > 2:
             raise CannotRescueError(f"{self._name!r} is on more than one GPU")

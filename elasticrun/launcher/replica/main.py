@@ -44,7 +44,11 @@ from elasticrun.launcher.replica.reporter import (
     code_of_stop,
     last_words,
 )
-from elasticrun.replicas.process_end import close_files, open_files, wait_for_threads
+from elasticrun.replicas.process_end import (
+    close_files,
+    flush_files,
+    wait_for_threads,
+)
 from elasticrun.replicas.signals import take_no_more_stop_signals
 from elasticrun.replicas.wire import Channel, Message, to_line
 
@@ -120,10 +124,9 @@ def main(control: int, listeners: list[int]) -> None:
     # 5. Leave, in this order: files are flushed before what they write to may be
     # finalized in a cycle with them; what the program has replaced fails once its
     # modules are gone; others may need the store until here.
-    files = open_files()
+    flush_files()
     _release([*modules_of_program(after=last)])
-    close_files(files)
-    files.clear()
+    close_files()
     stores.clear()
     channel.send_line(end)
     os._exit(code)
@@ -335,6 +338,8 @@ def _release(modules: list[str]) -> None:
     """
     for name in modules:
         sys.modules.pop(name, None)  # A finalizer of another one may have done it.
+    # As Python does: a stream of the program's own would keep its module.
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     gc.collect()
 
 

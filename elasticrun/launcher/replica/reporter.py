@@ -95,7 +95,8 @@ class Reporter:
 
     def _look_before_job(self) -> float:
         opening: Any = sys.modules.get("elasticrun.saving.opening")
-        if self._has_ended or opening is None or not opening.is_waiting.is_set():
+        waiting = getattr(opening, "is_waiting", None)  # It may be half imported.
+        if self._has_ended or waiting is None or not waiting.is_set():
             return _UNTIL_JOB
         # On a disk, so it waits, which is no hang.
         self._channel.send({"type": "no room", "time": time.monotonic()})
