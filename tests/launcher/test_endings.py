@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zipfile
 
 import pytest
 
@@ -25,7 +26,7 @@ def write(path):
     path.touch()
 """
 LEFT = """
-import gzip, json, logging.handlers, sys, threading, weakref
+import gzip, io, json, logging.handlers, sys, threading, weakref, zipfile
 from pathlib import Path
 import helper
 from elasticrun import AdaptiveDataLoader, init, request_stop
@@ -41,6 +42,20 @@ class Tracker:
         (root / self.name).touch()  # A name of the module is there.
 
 
+class Tee(io.TextIOBase):
+    def __init__(self, stream):
+        self.stream = stream
+
+    def write(self, text):
+        return self.stream.write(text)
+
+    def flush(self):
+        self.stream.flush()
+
+
+sys.stdout, aside = Tee(sys.stdout), Tee(sys.stderr)
+archive = zipfile.ZipFile(root / "archive", "w")
+archive.writestr("one", "1")
 log = open(root / "log.csv", "a")
 json.held_by_library = open(root / "library.csv", "a")
 packed = json.held_with_more = gzip.open(root / "packed.gz", "at")
@@ -94,6 +109,8 @@ def test_what_a_program_has_left_is_finalized(
         assert (stage.root / name).read_text().split() == rows, name
     with gzip.open(stage.root / "packed.gz", "rt") as packed:
         assert packed.read().split() == rows
+    with zipfile.ZipFile(stage.root / "archive") as archive:
+        assert archive.read("one") == b"1"
     for name in ("weak", "tracked", "tracked_by_helper"):
         assert (stage.root / name).exists(), f"{name}\n{job.events}"
     assert "Exception ignored" not in job.events
