@@ -162,7 +162,7 @@ class LoaderState(BaseState):
             values,
             whose=f"the checkpoint's loader `{self.loader_name}`",
             remedy="Give the loader what it had, or start anew with another checkpoint "
-            "directory.",
+            "directory. Files of streams may be added once an epoch has ended.",
         )
         self._decide(tuple((int(seen), int(size)) for seen, size in decided))
         if cursor is not None:
@@ -253,11 +253,11 @@ class LoaderState(BaseState):
         if str(own.get("order")).startswith(STREAMS) and type(saved["order"]) is int:
             raise CheckpointError(
                 f"{whose} dealt whole streams to its lanes, as earlier versions of "
-                "elasticrun did, and stopped within an epoch. This version deals "
-                "blocks of them, so samples would be skipped or seen twice. Finish the "
-                "epoch with the version that began it: from a checkpoint at the end of "
-                "an epoch this one goes on. Or start anew with another checkpoint "
-                "directory."
+                "elasticrun did, and stopped within an epoch or a loop of steps. This "
+                "version deals blocks of them, so samples would be skipped or seen "
+                "twice. Finish that with the version that began it: from a checkpoint "
+                "at the end of an epoch this one goes on. Or start anew with another "
+                "checkpoint directory."
             )
         differing = [key for key in own if saved[key] != own[key]]
         if differing:

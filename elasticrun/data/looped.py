@@ -182,14 +182,14 @@ class Looped(ABC):
         index = progress.next_index(self.name)
         cursor = self._state.cursor
         if cursor.place != progress.place:
-            return self.batch_at(index)
+            batches = self.batches_of_epoch()
+            number = batches.number_at(index)
+            # Of unknown lengths, a batch's first slots may have been delivered before.
+            is_within = not self.has_length and batches.start(number) != index
+            return number - is_within
         batches = self._loop_batches.endless_batches()
         first = batches.number_at(cursor.start)
         return batches.number_at(cursor.start + index) - first
-
-    def batch_at(self, index: int) -> int:
-        """Return the number of the global batch that begins at an index of a loop."""
-        return self.batches_of_epoch().number_at(index)
 
     @property
     def finished_batches(self) -> int:

@@ -111,11 +111,12 @@ class Weighing:
         first, *others = [self._correction_of(number) for number in counts_met]
         if any(bool(each != first) for each in others):
             raise ElasticRunError(
-                "losses that are means over different counts were weighed in one "
-                "global batch, which max_local_batch_size cuts into micro-batches. "
-                "Their gradients are added up before the total counts are known, so "
-                "they can be divided by only one number. Use one count for all losses, "
-                "or leave out max_local_batch_size."
+                "losses that are means over different counts, or over samples and a "
+                "count, were weighed in one global batch, which max_local_batch_size "
+                "or virtual_replicas cuts into micro-batches. Their gradients are "
+                "added up before the total counts are known, so they can be divided "
+                "by only one number. Use one count for all losses, or leave out what "
+                "cuts the batch."
             )
         return first
 

@@ -245,12 +245,13 @@ class Capturer:
 
 def _num_bytes(state: BaseState) -> int:
     """Return how much this rank has of a module or an optimizer, where most is."""
-    target, tensors = state.target, []
+    target: Any = state.target
+    tensors: list[Any] = []
     if isinstance(target, torch.nn.Module):
         tensors = [*target.parameters(), *target.buffers()]
     elif isinstance(target, torch.optim.Optimizer):
         # Anything may be there: an optimizer of one's own counts its calls.
-        entries = [of for of in target.state.values() if isinstance(of, dict)]
+        entries = [each for each in target.state.values() if isinstance(each, dict)]
         tensors = [each for of in entries for each in of.values()]
     shards = [local_shard(each) for each in tensors if isinstance(each, torch.Tensor)]
     return sum(each.nbytes for each in shards if each.layout == torch.strided)

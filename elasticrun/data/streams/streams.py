@@ -10,6 +10,7 @@ import re
 import zlib
 from abc import ABC, abstractmethod
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -428,9 +429,20 @@ class Streams(InLanes):
         """Read a sample that is not kept, and some that follow it."""
         block = bisect_right(self._block_starts, index) - 1
         reader = self._readers.get(block) or self._new_reader(block)
-        if reader.come_to(index - reader.start):
-            del self._readers[block]
-            self._long.pop(block, None)
+        if not reader.come_to(index - reader.start):
+            return
+        del self._readers[block]
+        self._long.pop(block, None)
+        # Nobody here takes what other replicas train. What is forgotten too early is
+        # read again.
+        self._read_blocks.append(block)
+        most = 3 * self.lanes.window * self.lanes.num_lanes
+        while max(len(self._kept), len(self._read_blocks)) > most:
+            if (oldest := self._read_blocks.popleft()) == block:
+                break
+            begin, end = self._block_starts[oldest : oldest + 2]
+            for number in range(max(begin, end - 2 * self.lanes.window), end):
+                self._kept.pop(number, None)
 
     def _new_reader(self, block: int) -> StreamReader:
         """Return what reads a block that is not open yet.
@@ -471,10 +483,12 @@ class Streams(InLanes):
         self._kept: dict[int, Any] = {}  # What was read and not asked for, by index.
         self._readers: dict[int, StreamReader] = {}
         self._long: dict[int, None] = {}  # Of these the long ones, oldest first.
+        self._read_blocks: deque[int] = deque()  # Of what is kept, oldest first.
         self._pid = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": {}, "_readers": {}, "_long": {}}
+        empty: dict[str, Any] = {"_kept": {}, "_readers": {}, "_long": {}}
+        return {**self.__dict__, **empty, "_read_blocks": deque()}
 
 
 class Chained:

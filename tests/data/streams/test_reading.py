@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -163,3 +164,14 @@ def test_a_lane_without_samples_is_an_error(job: Any) -> None:
     loader = AdaptiveDataLoader(Endless(Unknown(0, 5, lanes=2)), 2)
     with pytest.raises(ElasticRunError, match="lane 0 has no sample in any"):
         next(iter(loader.batches(1)))
+
+
+def test_what_other_replicas_train_is_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text("".join(f"{row}\n" for row in range(20_000)))
+    lines = TextLines(tmp_path / "lines", parse=int, lanes=1, window=100)
+    lines = lines.apart(is_shuffled=True)
+    order = lines.lanes.order(1)(np.arange(20_000))
+    for begin in range(0, 20_000, 8):  # As the second of two replicas.
+        own = order[begin + 4 : begin + 8].tolist()
+        assert lines.__getitems__(own) == own
+        assert len(lines._kept) <= 1000

@@ -227,6 +227,22 @@ def test_drop_last_leaves_out_what_makes_no_full_batch(
         list(AdaptiveDataLoader(lines, 104, **options))
 
 
+def test_the_first_batch_after_a_resume_is_the_one_that_comes(tmp_path: Path) -> None:
+    def script(stop_at: int) -> list[tuple[int, int]]:
+        streams = Unknown(30, 3, 5, 12, lanes=4)
+        loader = AdaptiveDataLoader(streams, 6, drop_last=True)
+        first, numbers = loader.first_batch, []
+        for _ in loader:
+            numbers.append((first, loader.batch_index))
+            if loader.batch_index >= stop_at >= 0:
+                request_stop()
+        return numbers
+
+    run_once(lambda: script(4), tmp_path)
+    (first, number), *_ = run_once(lambda: script(-1), tmp_path)
+    assert first == number > 4
+
+
 def test_a_resume_with_learned_lengths_opens_the_stream_it_is_in(
     tmp_path: Path,
 ) -> None:
