@@ -435,14 +435,13 @@ class Streams(InLanes):
         self._long.pop(block, None)
         # Nobody here takes what other replicas train. What is forgotten too early is
         # read again.
-        self._read_blocks.append(block)
         most = 3 * self.lanes.window * self.lanes.num_lanes
-        while max(len(self._kept), len(self._read_blocks)) > most:
-            if (oldest := self._read_blocks.popleft()) == block:
-                break
+        while self._read_blocks and len(self._kept) + len(self._read_blocks) > most:
+            oldest = self._read_blocks.popleft()
             begin, end = self._block_starts[oldest : oldest + 2]
             for number in range(max(begin, end - 2 * self.lanes.window), end):
                 self._kept.pop(number, None)
+        self._read_blocks.append(block)
 
     def _new_reader(self, block: int) -> StreamReader:
         """Return what reads a block that is not open yet.
