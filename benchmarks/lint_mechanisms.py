@@ -21,8 +21,8 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from elasticrun.lint import roles
-from elasticrun.lint.graph import Spot
-from elasticrun.lint.program import Walked
+from elasticrun.lint.graph import Site
+from elasticrun.lint.program import Program
 from elasticrun.lint.rules import dataflow, ranks, volatile
 from elasticrun.lint.walk import (
     assignment,
@@ -39,8 +39,8 @@ def always(value: Any) -> Callable[..., Any]:
     return lambda *_, **__: value
 
 
-def place(_: Walked, where: Any, __: object) -> Any:
-    return Spot(where.at, where.step)
+def place(_: Program, where: Any, __: object) -> Any:
+    return Site(where.at, where.step)
 
 
 # What is replaced, and by what.
@@ -62,7 +62,7 @@ MECHANISMS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "clocks": (dataflow, "is_clock", always(False)),
     "flags that end the epochs": (volatile, "_ends_at_once", always(False)),
     "named at the test": (ranks, "_where_decided", lambda _, where, __: where),
-    "named at the call": (Walked, "called_at", place),
+    "named at the call": (Program, "called_at", place),
 }  # fmt: skip
 
 

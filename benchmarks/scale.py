@@ -56,10 +56,10 @@ from elasticrun.replicas.agreement import (
 )
 from elasticrun.replicas.environment import Environment
 from elasticrun.replicas.exchange import (
+    SAVE_BEGUN,
+    SAVE_ENDED,
+    SAVE_WRITTEN,
     Exchange,
-    save_begun,
-    save_ended,
-    save_written,
 )
 from elasticrun.replicas.links import Links, connect_all
 from elasticrun.replicas.membership import Membership
@@ -163,16 +163,16 @@ class Others:
         """Be the writers, in one save."""
         said = {rank: end.num_said for rank, end in self._exchanges.items()}
         for end in self._exchanges.values():
-            end.hear(save_begun(number), timeout=PATIENCE)
+            end.hear(SAVE_BEGUN.format(number), timeout=PATIENCE)
         CheckpointStore(self._directory, job="scale").join(number)
         capture = Capture(number, position, gathered={"random": self._random})
         written = WriteReport(capture)
         report, parts = written.encode(), written.encode_gathered()
         for rank, end in self._exchanges.items():
             end.forget(said[rank])
-            end.tell(save_written(number), report, parts=parts)
+            end.tell(SAVE_WRITTEN.format(number), report, parts=parts)
         for end in self._exchanges.values():
-            end.hear(save_ended(number), timeout=PATIENCE)
+            end.hear(SAVE_ENDED.format(number), timeout=PATIENCE)
 
 
 def be_the_others(

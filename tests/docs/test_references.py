@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 import signal
@@ -28,6 +29,10 @@ from tests.docs.documents import (
 sys.path.insert(0, str(ROOT / "docs"))
 from command_line import complete
 
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in (ROOT / "elasticrun").rglob("*.py")
+}
 GUARANTEES = ROOT / "docs" / "explanation" / "guarantees.md"
 REFERENCE = ROOT / "docs" / "reference"
 IDS = [str(document.relative_to(ROOT)) for document in DOCUMENTS]
@@ -191,3 +196,25 @@ def test_ci_calls_the_tests_of_contributing_and_nothing_else() -> None:
     assert commands == ["make test", "make wide"]
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     assert all(command in text for command in commands)
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "docs", "examples"])
+def test_what_scripts_import_of_the_package_is_there(folder: str) -> None:
+    missing = []
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = getattr(node, "module", None) or ""
+            if isinstance(node, ast.ImportFrom) and name.startswith("elasticrun"):
+                try:
+                    module = importlib.import_module(name)
+                except ImportError as error:
+                    if str(error.name).startswith("elasticrun"):
+                        missing.append((path.name, name))
+                    continue  # A library that is not installed here.
+                missing += [
+                    (path.name, each.name)
+                    for each in node.names
+                    if not hasattr(module, each.name)
+                    and f"{name}.{each.name}" not in MODULES
+                ]
+    assert missing == []
