@@ -130,6 +130,7 @@ def test_dropout_is_no_mistake_and_the_verdict_says_what_was_not_compared(
     assert verdict.startswith("not compared: 2 replicas in place of 1: model.0.weight ")
 
 
+@pytest.mark.wide
 def test_virtual_replicas_are_compared_bit_by_bit(tmp_path: Path) -> None:
     text = (SCRIPTS / "dropout.py").read_text()
     script, options = tmp_path / "virtual.py", ("--max-epochs", 1, "--max-batches", 2)

@@ -44,6 +44,7 @@ def waiting(stage: Stage) -> Iterator[Running]:
         yield job
 
 
+@pytest.mark.wide
 def test_waiting_for_room_is_no_hang_but_a_replica_may_hang_meanwhile(
     stage: Stage,
 ) -> None:

@@ -216,6 +216,7 @@ def test_too_few_nodes_wait_for_another_one(stage: Stage, start: Start) -> None:
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
+@pytest.mark.wide
 def test_a_node_that_is_killed_costs_what_came_after_the_last_checkpoint(
     stage: Stage, start: Start
 ) -> None:

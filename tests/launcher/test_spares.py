@@ -210,6 +210,7 @@ def test_what_replicas_import_is_imported_before_a_crash(imported: Rescaled) -> 
     wait_until_nothing_is_left(stage)
 
 
+@pytest.mark.wide
 def test_what_is_started_for_a_rescaling_imports_what_optimizers_need(
     stage: Stage,
 ) -> None:
