@@ -119,12 +119,13 @@ def check_restarts(before: str, port: str, tmp_path: Path, *, draws: bool) -> No
 @pytest.mark.wide
 @pytest.mark.parametrize("name", ["vae", "no_trainer"])
 def test_port_ends_alike_at_any_number_with_virtual_replicas(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("ELASTICRUN_VIRTUAL_REPLICAS", "4")
     port, ends = side_of(diff_of(name), "+"), []
+    variables = {"ELASTICRUN_VIRTUAL_REPLICAS": "4"}
     for size in (1, 2, 3):
-        ends += run_generation(Run(port, tmp_path / str(size)), size)
+        run = Run(port, tmp_path / str(size))
+        ends += run_generation(run, size, variables=variables)
     for end in ends:
         for found, wanted in zip(end, ends[0], strict=True):
             np.testing.assert_array_equal(found, wanted)
