@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from elasticrun.adaptive.goodput import Choice, choose
+from elasticrun.adaptive.goodput import choose
 from elasticrun.adaptive.noise import Noise
 from elasticrun.adaptive.scaling import seconds_of
 from elasticrun.adaptive.step_time import TimedSteps, fit
@@ -35,32 +36,26 @@ def next_size(
     """
     if noise.critical_batch_size is None or not seconds_of(steps, num_replicas, size):
         return None
-    step_time = fit(steps)
-
-    def best_of(sizes: range) -> Choice:
-        return choose(
-            step_time,
-            noise,
-            base=base,
-            sizes=sizes,
-            num_nodes=num_nodes,
-            num_replicas=num_replicas,
-            max_local_batch_size=max_local_batch_size,
-            min_efficiency=min_efficiency,
-        )
-
+    best_of = partial(
+        choose,
+        fit(steps),
+        noise,
+        base=base,
+        num_nodes=num_nodes,
+        num_replicas=num_replicas,
+        max_local_batch_size=max_local_batch_size,
+        min_efficiency=min_efficiency,
+    )
     top = min(largest, _MOST_GROWTH * size)
-    best, now = best_of(range(base, top + 1)), best_of(range(size, size + 1))
+    best = best_of(sizes=range(base, top + 1))
+    now, then = (best_of(sizes=range(each, each + 1)) for each in (size, top))
     if best.goodput >= _LEAST_GAIN * now.goodput or now.efficiency < min_efficiency:
         return best.batch_size
-    then = best_of(range(top, top + 1))
-    own = _seconds_by_share(steps, num_replicas)
-    is_open = len(own) <= _MOST_TIMED and -(-top // num_replicas) not in own
-    might_pay = then.efficiency * top / _least_seconds(own, -(-top // num_replicas))
-    may_be = then.efficiency >= min_efficiency
-    return (
-        top if is_open and may_be and might_pay >= _LEAST_GAIN * now.goodput else None
-    )
+    own, share = _seconds_by_share(steps, num_replicas), -(-top // num_replicas)
+    if len(own) > _MOST_TIMED or share in own or then.efficiency < min_efficiency:
+        return None
+    most = then.efficiency * top / _least_seconds(own, share)
+    return top if most >= _LEAST_GAIN * now.goodput else None
 
 
 def _seconds_by_share(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import zlib
 from functools import cached_property, lru_cache
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -203,9 +203,9 @@ class LaneOrder:
             self._begins = lanes.blocks.begins
             lengths = np.diff(self._begins, append=len(lanes))
             lane_of = _dealt_by(derive_seed(key, 3), lengths, lanes.num_lanes)
-        within = np.arange(len(lengths))
+        within: NDArray[Any] = np.arange(len(lengths))
         if key is not None:
-            within = derive_seeds(derive_seed(key, 0), within)  # type: ignore[assignment]
+            within = derive_seeds(derive_seed(key, 0), within)
         self._row = np.lexsort((within, lane_of))  # Lane by lane.
         self._ends = np.cumsum(lengths[self._row])
         self.totals = np.bincount(lane_of, weights=lengths).astype(np.int64)
