@@ -140,8 +140,8 @@ class Rescue:
             if is_whole:
                 self._kept.append(self._keep(number, position))
                 self._write()
-        except (CannotRescueError, RecordTooLargeError, RuntimeError) as error:
-            self._forget(str(error))  # Also of torch, on tensors of a rare kind.
+        except (CannotRescueError, RecordTooLargeError) as error:
+            self._forget(str(error))
         self._num_reduced = 0
         done_at = None if self._gpu is None else self._gpu.take_done_at()
         if self._cost.is_too_much(done_at) and not self._may_cost:

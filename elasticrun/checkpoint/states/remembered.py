@@ -564,6 +564,7 @@ def _is_counted(value: Any) -> bool:
         is_known
         and value.layout == torch.strided
         and not (value.is_meta or value.is_inference())
+        and not (value.is_conj() or value.is_neg())  # Whose bytes are not its values.
     )
 
 

@@ -66,6 +66,10 @@ def test_the_first_save_takes_memory_that_was_touched_beforehand(
                 request_checkpoint()
             if loader.batch_index == 2:
                 assert memory._chunks == touched[:1]
+                memory._touched.append(memory._chunks[0])  # As what came too late.
+            if loader.batch_index == 3:
+                request_checkpoint()
+        assert not memory._touched
 
     run_once(script, tmp_path)
 
