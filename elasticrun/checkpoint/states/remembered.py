@@ -332,10 +332,11 @@ def _remember(value: Any, depth: int, tensors: list[_Tensor] | None = None) -> A
 
 def _remember_tensor(value: torch.Tensor, tensors: list[_Tensor] | None) -> _Node:
     is_small = not _is_sharded(value) and value.numel() <= _MOST_COPIED
+    is_lazy = value.is_conj() or value.is_neg()  # Its bytes are not its values.
+    if not is_small and (is_lazy or tensors is not None):
+        return _Unknown(type(value))
     if tensors is None:
         return _Tensor(value.detach().clone() if is_small else None, value)
-    if not is_small:
-        return _Unknown(type(value))
     tensors.append(_Tensor(value.detach()))
     return tensors[-1]
 
@@ -564,7 +565,6 @@ def _is_counted(value: Any) -> bool:
         is_known
         and value.layout == torch.strided
         and not (value.is_meta or value.is_inference())
-        and not (value.is_conj() or value.is_neg())  # Whose bytes are not its values.
     )
 
 
