@@ -8,17 +8,17 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from elasticrun.check.comparing import MISSING, Mask, Mismatch, show
-from elasticrun.check.replica.file_watch import FILE_PREFIX
-from elasticrun.check.runs.checked_run import CheckedRun
-from elasticrun.check.runs.moments import (
-    VARIABLE_PREFIX,
+from elasticrun.check.checked_run import (
+    CheckedRun,
     LineChange,
-    Moment,
     Replay,
+    Snapshot,
     replays_of,
 )
-from elasticrun.check.runs.source import (
+from elasticrun.check.comparing import MISSING, IgnoredDifferences, Mismatch, show
+from elasticrun.check.replica.fields import VARIABLE_PREFIX
+from elasticrun.check.replica.file_watch import FILE_PREFIX
+from elasticrun.check.source import (
     ProgramSource,
     end_of_block,
     original_path,
@@ -27,7 +27,7 @@ from elasticrun.check.runs.source import (
 from elasticrun.lint.finding import Finding
 
 _LOST_RULES = ("ER301", "ER306", "ER302", "ER304", "ER307", "ER305")
-_FILE_RULES = ("ER104", "ER106")
+_FILE_RULES = ("ER104", "ER105")
 _LOST_RULE = "ER301"  # Where the linter has nothing.
 
 
@@ -75,15 +75,15 @@ class Cause(NamedTuple):
         )
 
 
-def replayed_changes(run: CheckedRun, mask: Mask) -> list[Cause]:
+def replayed_changes(run: CheckedRun, ignored: IgnoredDifferences) -> list[Cause]:
     """Return what the replays of a run changed, with the zone that did it."""
     changes: list[Cause] = []
-    for replay in replays_of(run.moments):
+    for replay in replays_of(run.snapshots):
         before, after = _visible(replay.stopped), _visible(replay.resumed)
         for name, now in {**before, **after}.items():
             # A state that is registered later in the program cannot have changed yet.
             is_late = name not in before and not name.startswith(FILE_PREFIX)
-            if is_late or mask.hides(name) or before.get(name, MISSING) == now:
+            if is_late or ignored.hides(name) or before.get(name, MISSING) == now:
                 continue
             zone = _zone_of(name, replay)
             if zone != "P" and not name.startswith(FILE_PREFIX):
@@ -92,15 +92,15 @@ def replayed_changes(run: CheckedRun, mask: Mask) -> list[Cause]:
     return changes
 
 
-def _visible(moment: Moment) -> dict[str, Any]:
-    files = {FILE_PREFIX + path: entry for path, entry in moment.files.items()}
-    return {**moment.fields, **files}
+def _visible(snapshot: Snapshot) -> dict[str, Any]:
+    files = {FILE_PREFIX + path: entry for path, entry in snapshot.files.items()}
+    return {**snapshot.fields, **files}
 
 
 def _zone_of(name: str, replay: Replay) -> str:
     last = _visible(replay.stopped).get(name)
-    for zone, moment in replay.steps:
-        value = _visible(moment).get(name, last)
+    for zone, snapshot in replay.steps:
+        value = _visible(snapshot).get(name, last)
         if value != last:
             return zone
     return replay.steps[-1][0]
@@ -109,7 +109,7 @@ def _zone_of(name: str, replay: Replay) -> str:
 def lost_variables(run: CheckedRun, noise: Iterable[str]) -> list[Cause]:
     """Return the plain variables that were something else when the program went on."""
     changes: dict[str, Cause] = {}
-    for replay in replays_of(run.moments):
+    for replay in replays_of(run.snapshots):
         before, after = replay.stopped.variables, replay.resumed.variables
         for name, value in before.items():
             if name in noise or value == after.get(name, MISSING):
@@ -126,7 +126,7 @@ class CauseFinder:
 
     source: ProgramSource
     findings: Sequence[Finding]
-    mask: Mask
+    ignored: IgnoredDifferences
 
     def causes(
         self,
@@ -139,7 +139,7 @@ class CauseFinder:
         Args:
             lines: What a second run of the scenario, looked at line by line, showed.
         """
-        changes = replayed_changes(run, self.mask)
+        changes = replayed_changes(run, self.ignored)
         names = {difference.name for difference in differences}
         # What explains the first difference, and what a replay did besides.
         changes.sort(key=lambda change: (change.name not in names, _rank(change)))
@@ -175,14 +175,14 @@ class CauseFinder:
     def lost(self, run: CheckedRun, lines: Sequence[LineChange] = ()) -> list[Cause]:
         """Return the plain variables that a restart lost, and what is known of them."""
         causes = []
-        for change in lost_variables(run, self.mask.noise):
+        for change in lost_variables(run, self.ignored.noise):
             finding = self._finding_about(change.name, _LOST_RULES)
             # What has set it last before the restart.
             own = [
                 self._located(change, line)
                 for line in lines
                 if line.field == VARIABLE_PREFIX + change.name
-                if line.leg == 0
+                if line.generation == 0
             ]
             if finding is not None:
                 causes.append(_at(change, finding))
@@ -261,6 +261,5 @@ def _rank(change: Cause) -> tuple[int, bool, str]:
 def _likely_rule(change: Cause) -> str:
     """Return the rule for such a change where the linter has nothing at its line."""
     if change.name.startswith(FILE_PREFIX):
-        is_appended = change.before and change.after
-        return "ER104" if is_appended else "ER106"
+        return "ER104" if change.before and change.after else ""
     return "ER107"

@@ -1,11 +1,10 @@
 """The stages of a check, run in order until one finds a difference.
 
-Words: a *scenario* is which generations a checked run consists of; a *leg* one of them,
-and where and how it ends; the *baseline* the run
-without a restart that others are compared with. A *moment* is a point that a program
-passes with and without restarts, with the values of everything there; a *mismatch* one
-field that two runs have differently, its *cause* the line that explains it. The *sweep*
-is the stage that restarts at every kind of boundary.
+Words: a *scenario* is which generations a checked run consists of, and where and how
+each ends; the *baseline* the run without a restart that others are compared with. A
+*snapshot* has the values of everything at a point that a program passes with and
+without restarts; a *mismatch* is one field that two runs have differently, its *cause*
+the line that explains it. The *sweep* restarts at every kind of boundary.
 """
 
 from __future__ import annotations
@@ -19,26 +18,32 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticrun.check.blame import CauseFinder, replayed_changes
+from elasticrun.check.checked_run import CheckedRun, line_changes_of
 from elasticrun.check.comparing import (
-    Mask,
+    IgnoredDifferences,
     Mismatch,
-    compare_moments,
     compare_samples,
+    compare_snapshots,
     is_tensor,
     show,
 )
-from elasticrun.check.problems import Problem, problem_of
+from elasticrun.check.replica.fields import VARIABLE_PREFIX
 from elasticrun.check.replica.file_watch import FILE_PREFIX
-from elasticrun.check.report import ExitCode, Report, Result, Stage, cause_lines
-from elasticrun.check.runs.checked_run import CheckedRun
-from elasticrun.check.runs.engine import Engine
-from elasticrun.check.runs.moments import VARIABLE_PREFIX, line_changes_of
-from elasticrun.check.runs.scenarios import (
+from elasticrun.check.report import (
+    ExitCode,
+    Problem,
+    Report,
+    Result,
+    Stage,
+    cause_lines,
+    problem_of,
+)
+from elasticrun.check.runner import ScriptRunner
+from elasticrun.check.scenarios import (
     RestartPlace,
     Scenario,
     places_to_try,
     replicas_in_words,
-    scenario_without_restart,
     spread,
 )
 from elasticrun.job.trace import read_trace, samples_of_loop
@@ -90,18 +95,20 @@ def samples_of(run: CheckedRun) -> dict[tuple[int, str, int], list[int]]:
     }
 
 
-def note_what_differs(mask: Mask, base: CheckedRun, again: CheckedRun) -> None:
-    """Mask what differs between two runs without a restart."""
-    for key, moment in base.compared.items():
-        other = again.compared.get(key, moment)
-        mask.unseeded |= _differing(moment.random, other.random)
-        mask.noise |= _differing(moment.variables, other.variables)
-        paths = moment.files.keys() & other.files.keys()
-        differing = _differing(moment.files, other.files)
-        mask.volatile_files |= {p for p in differing & paths if not mask.hides(p)}
-        only = moment.files.keys() ^ other.files.keys()
+def note_what_differs(
+    ignored: IgnoredDifferences, base: CheckedRun, again: CheckedRun
+) -> None:
+    """Note what differs between two runs without a restart."""
+    for key, snapshot in base.compared.items():
+        other = again.compared.get(key, snapshot)
+        ignored.unseeded |= _differing(snapshot.random, other.random)
+        ignored.noise |= _differing(snapshot.variables, other.variables)
+        paths = snapshot.files.keys() & other.files.keys()
+        differing = _differing(snapshot.files, other.files)
+        ignored.volatile_files |= {p for p in differing & paths if not ignored.hides(p)}
+        only = snapshot.files.keys() ^ other.files.keys()
         shapes = collections.Counter(map(_shape, only))
-        mask.unnamed_files |= {path for path in only if shapes[_shape(path)] > 1}
+        ignored.unnamed_files |= {path for path in only if shapes[_shape(path)] > 1}
 
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
@@ -120,9 +127,14 @@ class CheckRuns:
         finder: Who explains differences; None before the baseline is known.
     """
 
-    def __init__(self, engine: Engine, mask: Mask, say: Callable[[str], None]) -> None:
-        self.engine = engine
-        self.mask = mask
+    def __init__(
+        self,
+        runner: ScriptRunner,
+        ignored: IgnoredDifferences,
+        say: Callable[[str], None],
+    ) -> None:
+        self.runner = runner
+        self.ignored = ignored
         self._say = say
         self.num_runs = 0
         self.finder: CauseFinder | None = None
@@ -141,33 +153,33 @@ class CheckRuns:
     ) -> Generator[CheckedRun, None, None]:
         """Run the script in scenarios, several at once where there are cores."""
         with contextlib.closing(
-            self.engine.run_each(scenarios, watched=watched)
+            self.runner.run_each(scenarios, watched=watched)
         ) as runs:
             for run in runs:
                 self.num_runs += 1
                 how = run.scenario.describe()
                 self._say(f"run {self.num_runs}: {how} ({run.seconds:.1f} s)")
                 # A place that is missed only after a restart is a difference.
-                if not (run.has_finished or (run.missed and run.last_leg)):
+                if not (run.has_finished or (run.missed and run.last_generation)):
                     raise self.problem_of(run)
                 yield run
 
     def problem_of(self, run: CheckedRun) -> Problem:
         first = next(iter(self._baselines.values()), run)
         return problem_of(
-            run, first.boundaries, source=self.engine.source, finder=self.finder
+            run, first.boundaries, source=self.runner.source, finder=self.finder
         )
 
     def baseline(self, size: int, *, is_float64: bool) -> CheckedRun:
         """Return the run without a restart with so many replicas."""
-        scenario = scenario_without_restart(size, is_float64=is_float64)
+        scenario = Scenario((size,), is_float64=is_float64)
         if scenario not in self._baselines:
             self._baselines[scenario] = self.run(scenario)
         return self._baselines[scenario]
 
     def two_baselines(self, size: int, *, is_float64: bool) -> list[CheckedRun]:
         """Return two runs without a restart, to see what differs by itself."""
-        scenario = scenario_without_restart(size, is_float64=is_float64)
+        scenario = Scenario((size,), is_float64=is_float64)
         runs = list(self.run_each([scenario, scenario]))
         self._baselines[scenario] = runs[0]
         return runs
@@ -177,9 +189,9 @@ class CheckRuns:
         return self.baseline(scenario.sizes[0], is_float64=scenario.is_float64)
 
     def differences(self, base: CheckedRun, run: CheckedRun) -> list[Mismatch]:
-        """Return what differs first: samples, and what does at one moment."""
-        moments = compare_moments(base, run, mask=self.mask)
-        return [*compare_samples(samples_of(base), samples_of(run)), *moments]
+        """Return what differs first: samples, and what does in one snapshot."""
+        snapshots = compare_snapshots(base, run, ignored=self.ignored)
+        return [*compare_samples(samples_of(base), samples_of(run)), *snapshots]
 
 
 class Checker:
@@ -190,13 +202,13 @@ class Checker:
     """
 
     def __init__(
-        self, engine: Engine, scope: Scope, say: Callable[[str], None]
+        self, runner: ScriptRunner, scope: Scope, say: Callable[[str], None]
     ) -> None:
-        self._engine = engine
+        self._runner = runner
         self._scope = scope
         self._say = say
         self._size = scope.sizes[0]
-        self._runs = CheckRuns(engine, Mask(scope.ignored), say)
+        self._runs = CheckRuns(runner, IgnoredDifferences(scope.ignored), say)
         self._report = Report()
         # Numbers of replicas with which the program trains as with the first one.
         self._comparable = {self._size: True}
@@ -239,7 +251,7 @@ class Checker:
     # Stages: each returns what it has done, in a line.
 
     def _check_baseline(self) -> str:
-        runs, script = self._runs, self._engine.source.script
+        runs, script = self._runs, self._runner.source.script
         base, again = runs.two_baselines(self._size, is_float64=self._scope.is_float64)
         if not base.boundaries:
             raise Problem(
@@ -253,11 +265,11 @@ class Checker:
             f"one run of the shortened script takes {base.seconds:.1f} s, the check "
             "about ten times that at most"
         )
-        note_what_differs(runs.mask, base, again)
+        note_what_differs(runs.ignored, base, again)
         runs.finder = CauseFinder(
-            self._engine.source,
+            self._runner.source,
             lint_paths([script], LintOptions(pedantic=True)).findings,
-            runs.mask,
+            runs.ignored,
         )
         self._check_reproducible(runs.differences(base, again), runs.finder)
         self._note_files()
@@ -271,7 +283,7 @@ class Checker:
         first = differences[0]
         self._report.difference = first
         when = f" at {first.key.describe()}" if first.key else ""
-        unseeded = sorted(finder.mask.unseeded)
+        unseeded = sorted(finder.ignored.unseeded)
         causes = []
         if unseeded:
             notes = self._runs.run(self._base().scenario, watched=unseeded).notes
@@ -287,8 +299,8 @@ class Checker:
         )
 
     def _note_files(self) -> None:
-        mask = self._runs.mask
-        noted = sorted(mask.volatile_files | mask.unnamed_files)
+        ignored = self._runs.ignored
+        noted = sorted(ignored.volatile_files | ignored.unnamed_files)
         if noted:
             self._report.notes.append(
                 f"{', '.join(noted[:5])}: not the same in two runs without a restart, "
@@ -469,7 +481,7 @@ class Checker:
         watched = self._names_to_watch(run, finder)
         whole = run.scenario
         if not self._scope.places:
-            whole = whole.until_leg(run.leg_of(differences[-1].key))
+            whole = whole.until_generation(run.generation_of(differences[-1].key))
         for scenario in [*self._shorter(whole), whole]:
             if not self._has_room(self._report.notes, "not every cause was looked for"):
                 break
@@ -489,7 +501,7 @@ class Checker:
         return [] if self._scope.places else [alone]
 
     def _names_to_watch(self, run: CheckedRun, finder: CauseFinder) -> list[str]:
-        changed = [change.name for change in replayed_changes(run, self._runs.mask)]
+        changed = [change.name for change in replayed_changes(run, self._runs.ignored)]
         if changed:
             return changed[:_MOST_WATCHED]
         lost = [VARIABLE_PREFIX + cause.name for cause in finder.lost(run)]

@@ -13,10 +13,9 @@ from pathlib import Path
 from elasticrun.check.checker import Checker, Scope
 from elasticrun.check.replica.guard import what_is_not_guarded
 from elasticrun.check.report import ExitCode, Report, as_text
-from elasticrun.check.runs.engine import Engine, EngineError
-from elasticrun.check.runs.plan import Limits
-from elasticrun.check.runs.scenarios import parse_restart_place
-from elasticrun.check.runs.source import find_source
+from elasticrun.check.runner import RunnerError, ScriptRunner
+from elasticrun.check.scenarios import Limits, parse_restart_place
+from elasticrun.check.source import find_source
 from elasticrun.errors import BY_SIGNAL
 from elasticrun.launcher.options import OptionError, parse_seconds
 from elasticrun.launcher.script_arguments import add_script_arguments
@@ -63,7 +62,7 @@ def main(options: argparse.Namespace) -> int:
         report = check(options)
     except (OptionError, ValueError) as error:
         report = Report(exit_code=ExitCode.USAGE, problem=f"{error}")
-    except EngineError as error:
+    except RunnerError as error:
         report = Report(exit_code=ExitCode.SCRIPT_FAILS, problem=f"{error}")
     sys.stdout.write(f"{as_text(report)}\n")
     return report.exit_code
@@ -93,15 +92,15 @@ def check(options: argparse.Namespace) -> Report:
     # So that neither replicas nor copies are left behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(BY_SIGNAL[signal.SIGTERM]))
     with tempfile.TemporaryDirectory(prefix="elasticrun-check-") as folder:
-        engine = Engine(
+        runner = ScriptRunner(
             source,
             arguments,
             folder=Path(os.path.realpath(folder)),
             limits=Limits(options.max_epochs, options.max_batches),
             hang_timeout=hang_timeout,
         )
-        with engine:
-            return Checker(engine, scope, _say_meanwhile).check()
+        with runner:
+            return Checker(runner, scope, _say_meanwhile).check()
 
 
 def _scope(options: argparse.Namespace, arguments: Sequence[str]) -> Scope:

@@ -1,4 +1,4 @@
-"""Comparing a run with the baseline: the first moment at which something differs."""
+"""Comparing a run with the baseline: the first snapshots that differ."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
+from elasticrun.check.checked_run import CheckedRun, Snapshot, SnapshotKey
+from elasticrun.check.replica.fields import is_of_state
 from elasticrun.check.replica.file_watch import FILE_PREFIX
-from elasticrun.check.runs.checked_run import CheckedRun
-from elasticrun.check.runs.moments import Moment, MomentKey, is_of_state
 
 MISSING = {"missing": True}
 # Far above what rounding does in double precision, far below what a mistake does; the
@@ -23,17 +23,17 @@ class Mismatch(NamedTuple):
 
     Attributes:
         name: The field; a file with the prefix `file:`; or "samples", "loops".
-        key: The moment at which it was first seen.
+        key: The snapshot in which it was first seen.
     """
 
     name: str
     expected: Any
     found: Any
-    key: MomentKey | None = None
+    key: SnapshotKey | None = None
 
 
 @dataclass
-class Mask:
+class IgnoredDifferences:
     """What is not compared, and why.
 
     Attributes:
@@ -45,7 +45,7 @@ class Mask:
         noise: Plain variables that differ from run to run by themselves.
     """
 
-    ignored: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
     volatile_files: set[str] = field(default_factory=set)
     unnamed_files: set[str] = field(default_factory=set)
     unseeded: set[str] = field(default_factory=set)
@@ -54,28 +54,34 @@ class Mask:
     def hides(self, name: str) -> bool:
         """Return whether the user does not want it to be compared."""
         plain = name.removeprefix(FILE_PREFIX)
-        return any(fnmatch(plain, each) or fnmatch(name, each) for each in self.ignored)
+        return any(
+            fnmatch(plain, each) or fnmatch(name, each) for each in self.patterns
+        )
 
 
-def compare_moments(base: CheckedRun, run: CheckedRun, *, mask: Mask) -> list[Mismatch]:
-    """Return what differs at the first moment at which anything does.
+def compare_snapshots(
+    base: CheckedRun, run: CheckedRun, *, ignored: IgnoredDifferences
+) -> list[Mismatch]:
+    """Return what differs in the first snapshot in which anything does.
 
     From where there is another number of replicas on, sums were added up in another
     order, unless there are virtual replicas; else all is compared bit by bit.
     """
     wanted, there = base.compared, run.compared
     early = next(iter(wanted.values())).states if wanted else []
-    for key, moment in wanted.items():
+    for key, snapshot in wanted.items():
         if key not in there:
             return [Mismatch("loops", key.describe(), "never came", key)]
-        late = set(moment.states) - {*there[key].states, *early}
+        late = set(snapshot.states) - {*there[key].states, *early}
         differences = _differences(
-            _without(late, moment),
+            _without(late, snapshot),
             there[key],
-            mask,
+            ignored,
             is_killed=run.scenario.is_killed,
             is_rounded=base.num_virtual is None
-            and run.scenario.is_resized_in(there[key].leg, base.scenario.sizes[0]),
+            and run.scenario.is_resized_in(
+                there[key].generation, base.scenario.sizes[0]
+            ),
         )
         if differences:
             return [each._replace(key=key) for each in differences]
@@ -85,20 +91,20 @@ def compare_moments(base: CheckedRun, run: CheckedRun, *, mask: Mask) -> list[Mi
     return []
 
 
-def _without(states: Collection[str], moment: Moment) -> Moment:
+def _without(states: Collection[str], snapshot: Snapshot) -> Snapshot:
     """Leave out states that a loop has made, which a replay may not have come to."""
     fields = {
         name: field
-        for name, field in moment.fields.items()
+        for name, field in snapshot.fields.items()
         if not any(is_of_state(name, state) for state in states)
     }
-    return moment._replace(fields=fields)
+    return snapshot._replace(fields=fields)
 
 
 def _differences(
-    expected: Moment,
-    found: Moment,
-    mask: Mask,
+    expected: Snapshot,
+    found: Snapshot,
+    ignored: IgnoredDifferences,
     *,
     is_killed: bool,
     is_rounded: bool,
@@ -108,18 +114,18 @@ def _differences(
         batches = Mismatch("batches", expected.num_batches, found.num_batches)
         differences.append(batches)
     differences += compare_fields(
-        expected.fields, found.fields, mask, is_rounded=is_rounded
+        expected.fields, found.fields, ignored, is_rounded=is_rounded
     )
     # At the end nothing draws any more, so nothing has put the generators back.
     if not is_rounded and expected.key.kind != "exit":
-        for name in expected.random.keys() - mask.unseeded:
+        for name in expected.random.keys() - ignored.unseeded:
             one, other = expected.random[name], found.random.get(name)
-            if one != other and not mask.hides(name):
+            if one != other and not ignored.hides(name):
                 differences.append(Mismatch(name, one, other))
     differences += compare_files(
         expected.files,
         found.files,
-        mask,
+        ignored,
         is_killed=is_killed,
         is_rounded=is_rounded,
     )
@@ -129,7 +135,7 @@ def _differences(
 def compare_fields(
     expected: Mapping[str, Any],
     found: Mapping[str, Any],
-    mask: Mask,
+    ignored: IgnoredDifferences,
     *,
     is_rounded: bool = False,
 ) -> list[Mismatch]:
@@ -137,7 +143,7 @@ def compare_fields(
     differences = []
     for name in dict.fromkeys([*expected, *found]):
         one, other = expected.get(name, MISSING), found.get(name, MISSING)
-        if one == other or mask.hides(name):
+        if one == other or ignored.hides(name):
             continue
         is_missing = MISSING in (one, other)
         if is_rounded and (is_missing or is_near(one, other)):
@@ -178,7 +184,7 @@ def _is_close(one: float, other: float, size: float = 0.0) -> bool:
 def compare_files(
     expected: Mapping[str, Any],
     found: Mapping[str, Any],
-    mask: Mask,
+    ignored: IgnoredDifferences,
     *,
     is_killed: bool = False,
     is_rounded: bool = False,
@@ -192,13 +198,13 @@ def compare_files(
     for path in dict.fromkeys([*expected, *found]):
         name = FILE_PREFIX + path
         one, other = expected.get(path), found.get(path)
-        if one == other or mask.hides(name) or path in mask.unnamed_files:
+        if one == other or ignored.hides(name) or path in ignored.unnamed_files:
             continue
         if is_killed and other and other.get("size", 0) >= (one or {}).get("size", 0):
             continue  # Also one that was written just before the kill.
         if one and other:
             # Numbers in it may differ; that a line is there twice is another matter.
-            is_counted = path in mask.volatile_files or is_rounded
+            is_counted = path in ignored.volatile_files or is_rounded
             if is_counted and one.get("lines") == other.get("lines"):
                 continue
         differences.append(Mismatch(name, one, other))

@@ -1,17 +1,25 @@
-"""What a check found, and how it says that."""
+"""What a check found, or why a run did not finish, and how it says that."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from elasticrun.check.blame import Cause
+from elasticrun.check.blame import Cause, CauseFinder
+from elasticrun.check.checked_run import CheckedRun
 from elasticrun.check.comparing import Mismatch, show
-from elasticrun.check.runs.scenarios import Scenario
+from elasticrun.check.scenarios import RestartPlace, Scenario
+from elasticrun.check.source import ProgramSource, original_path, source_line
+from elasticrun.launcher.supervisor.generation import Stack
 
 _MOST_OTHERS = 5
+_LAST_LINES = 20
+# What a writer in C has to say of Landlock, or a program that was started.
+_FORBIDDEN = re.compile("Permission denied|errno = 13|readonly database")
 
 
 class ExitCode(IntEnum):
@@ -33,7 +41,7 @@ class Result:
     """One restart that changed something.
 
     Attributes:
-        differences: What differs at the first moment at which something does.
+        differences: What differs in the first snapshot in which something does.
         causes: What explains it, the best first.
         also: Other scenarios that show the same.
         command: What reproduces it.
@@ -165,13 +173,108 @@ def cause_lines(cause: Cause) -> list[str]:
     rule = f": {cause.rule}: {cause.message}" if cause.rule else ""
     if cause.rule and not cause.message:
         rule = f": a case of {cause.rule}, though the linter has no finding here"
-    lines = [text, f"{relative(cause.path)}:{cause.line}{rule}"]
+    path = os.path.relpath(cause.path)
+    path = cause.path if path.startswith("..") else path
+    lines = [text, f"{path}:{cause.line}{rule}"]
     if cause.source.strip():
         lines.append(f"   {cause.line} | {cause.source.rstrip()}")
     return lines
 
 
-def relative(path: str) -> str:
-    """Return a path from here, if that is shorter."""
-    short = os.path.relpath(path)
-    return path if short.startswith("..") else short
+@dataclass(eq=False)
+class Problem(Exception):
+    """Why a check cannot go on.
+
+    Attributes:
+        text: What happened, and what to do.
+        detail: A traceback, or where each replica waits.
+        scenario: With what restarts it happens; None if it does without any.
+    """
+
+    exit_code: ExitCode
+    text: str
+    detail: str = ""
+    scenario: Scenario | None = None
+
+
+def problem_of(
+    run: CheckedRun,
+    boundaries: Sequence[RestartPlace],
+    *,
+    source: ProgramSource,
+    finder: CauseFinder | None,
+) -> Problem:
+    """Return why a run has not finished.
+
+    Args:
+        finder: Knows what a restart lost; None before the first one.
+    """
+    if run.missed is not None:
+        return _missed(run, boundaries)
+    problem = _hung(run, source) if run.hang else _failed(run, finder)
+    problem.scenario = run.failing_scenario if run.scenario.places else None
+    return problem
+
+
+def _missed(run: CheckedRun, boundaries: Sequence[RestartPlace]) -> Problem:
+    loops = {place.at(0): place for place in boundaries if not place.is_end}
+    have = ", ".join(map(str, list(loops.values())[:6]))
+    return Problem(
+        ExitCode.USAGE,
+        f"the program never came to {run.missed}"
+        + (f"; the last batches of its loops are {have}" if have else "")
+        + ". Give a place that it passes, or raise --max-epochs and --max-batches.",
+    )
+
+
+def _hung(run: CheckedRun, source: ProgramSource) -> Problem:
+    return Problem(
+        ExitCode.HANG,
+        f"the script hangs {_when(run)}: {run.hang}",
+        "\n".join(where_it_waits(*each, source) for each in run.stacks.items()),
+    )
+
+
+def where_it_waits(rank: int, stack: Stack, source: ProgramSource) -> str:
+    """Return at which of the program's lines a replica waits."""
+    for printed, line, function in stack.frames:
+        path = original_path(printed, source)
+        if path != printed:
+            own = source_line(path, int(line)).strip()
+            return f"rank {rank} waits at {path}:{line} in {function}: {own}"
+    return f"rank {rank} did not say where it waits"
+
+
+def _failed(run: CheckedRun, finder: CauseFinder | None) -> Problem:
+    assert run.failure is not None
+    failure = run.failure.failure
+    if failure is not None:
+        lines = failure.summary.splitlines()  # A worker's has its traceback in it.
+        text = f"raised {' ... '.join(dict.fromkeys([lines[0], lines[-1]]))}"
+        detail = failure.trace
+    else:
+        text = f"ended with code {run.failure.code}"
+        detail = "\n".join(run.output.get(run.failure.rank, [])[-_LAST_LINES:])
+    said = "\n".join([text, detail, *run.output.get(run.failure.rank, [])])
+    if _FORBIDDEN.search(said) and "--writable" not in text:
+        text += (
+            ". A checked program may write in its copy alone, so that it cannot change "
+            "your files; to allow it to change those of a folder, add --writable FOLDER"
+        )
+    if finder is not None and run.scenario.places:
+        # Such as a name that only a loop sets, which had finished before the restart.
+        named = [c for c in finder.lost(run) if c.rule and f"'{c.name}'" in text]
+        detail = "\n".join([detail, *(line for c in named for line in cause_lines(c))])
+    return Problem(
+        ExitCode.SCRIPT_FAILS,
+        f"the script fails {_when(run)}: rank {run.failure.rank} {text}",
+        detail,
+    )
+
+
+def _when(run: CheckedRun) -> str:
+    if not run.scenario.places:
+        precision = " in double precision" * run.scenario.is_float64
+        return f"{run.scenario.describe()}{precision}"
+    where = "after it is restarted" if run.last_generation else "before its restart"
+    return f"{where} ({run.failing_scenario.describe()})"

@@ -22,12 +22,10 @@ _SUPPORTED = (
     DistributedType.MULTI_CPU,
     DistributedType.MULTI_GPU,
 )
-# What is not public of an Accelerator, and what for it is needed here.
-INTERNALS = {
-    "ddp_handler": "has the options of DDP",
-    "gradient_state._add_dataloader": "says which loader ends accumulation",
-    "scaler": "is kept in checkpoints",
-}
+# What is needed here of an Accelerator, and is not public.
+INTERNALS = """
+    ddp_handler gradient_state._add_dataloader scaler
+"""
 
 
 def prepare(

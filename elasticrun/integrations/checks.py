@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -12,17 +11,15 @@ from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import current_job
 
 
-def check_internals(
-    framework: str, owner: Any, uses: Mapping[str, str], *, tested: str
-) -> None:
+def check_internals(framework: str, owner: Any, names: str, *, tested: str) -> None:
     """Refuse a version of a framework that lacks something that is not public of it."""
-    for name, use in uses.items():
+    for name in names.split():
         try:
             attrgetter(name)(owner)
         except AttributeError:
             raise ElasticRunError(
-                f"{framework} has no {name}, which {use}. It has been tested with "
-                f"{tested}: install one of these."
+                f"{framework} has no {name}, which is not public, and is needed here. "
+                f"This has been tested with {tested}: install one of these."
             ) from None
 
 

@@ -31,42 +31,22 @@ from elasticrun.saving.settings import Settings
 
 logger = Logger(__name__)
 
-# What is not public of Ray Train, and what it is needed for.
-INTERNALS = {
-    "_internal.execution.callback.WorkerGroupCallback.after_worker_group_start": (
-        "gives the workers"
-    ),
-    "_internal.execution.callback.WorkerGroupCallback.after_worker_group_poll_status": (
-        "comes before Ray looks at how the workers are"
-    ),
-    "_internal.execution.callback.WorkerGroupCallback.before_worker_group_abort": (
-        "comes before the workers are killed at Ctrl-C"
-    ),
-    "_internal.execution.callback.WorkerGroupCallback.on_worker_group_shutdown": (
-        "comes before all else that ends the workers"
-    ),
-    "_internal.execution.worker_group.ExecutionGroup.get_workers": (
-        "returns the workers"
-    ),
-    "_internal.execution.worker_group.RayTrainWorker.clear_result_queue": (
-        "lets go of reports that nobody takes"
-    ),
-    "_internal.execution.worker_group.Worker.execute_async": "reaches the workers",
-    "_internal.execution.worker_group.WorkerGroup.get_latest_poll_status": (
-        "has what the workers came to last"
-    ),
-    "_internal.execution.worker_group.WorkerGroup.get_worker_group_state": (
-        "has the actor at which reports wait for each other"
-    ),
-    "_internal.execution.worker_group.WorkerGroup.poll_status": "takes their reports",
-    "_internal.execution.worker_group.WorkerGroupPollStatus.errors": "says who failed",
-    "_internal.execution.worker_group.WorkerStatus.preemption_info": (
-        "says until when Ray waits for the workers of a drained node"
-    ),
-    "_internal.execution.worker_group.WorkerStatus.return_value": (
-        "says what a worker's function has returned"
-    ),
-}
+# What is needed here of Ray Train, and is not public.
+INTERNALS = """
+    _internal.execution.callback.WorkerGroupCallback.after_worker_group_start
+    _internal.execution.callback.WorkerGroupCallback.after_worker_group_poll_status
+    _internal.execution.callback.WorkerGroupCallback.before_worker_group_abort
+    _internal.execution.callback.WorkerGroupCallback.on_worker_group_shutdown
+    _internal.execution.worker_group.ExecutionGroup.get_workers
+    _internal.execution.worker_group.RayTrainWorker.clear_result_queue
+    _internal.execution.worker_group.Worker.execute_async
+    _internal.execution.worker_group.WorkerGroup.get_latest_poll_status
+    _internal.execution.worker_group.WorkerGroup.get_worker_group_state
+    _internal.execution.worker_group.WorkerGroup.poll_status
+    _internal.execution.worker_group.WorkerGroupPollStatus.errors
+    _internal.execution.worker_group.WorkerStatus.preemption_info
+    _internal.execution.worker_group.WorkerStatus.return_value
+"""
 _TESTED = "Ray 2.58 and 2.60"
 _ANSWER_SECONDS, _LOOK_SECONDS = 10.0, 0.2
 

@@ -17,9 +17,8 @@ from elasticrun.lint.program import Program
 from elasticrun.lint.project import MAX_BYTES, Module, Project, python_files
 from elasticrun.lint.rules import conversion
 from elasticrun.lint.rules.conversion import Application, Edit
-from elasticrun.lint.rules.suppressions import ER001, is_suppressed, unused
 from elasticrun.lint.rules.table import CHECKS
-from elasticrun.lint.walk.walker import walk_through
+from elasticrun.lint.walk.entry_points import walk_through
 
 _SCRIPTS = 8  # What more files import is a library, and none of these its script.
 # What a file has that makes loaders or optimizers for another one.
@@ -225,10 +224,9 @@ def _reported(
     """Return the findings to show, at most one of each rule at a place."""
     by_name = {each.name: each for each in project.modules.values() if each is not None}
     asked_for = {each.name for each in modules}
-    used: set[tuple[str, int, str]] = set()
     kept: dict[tuple[str, int, int, str], Finding] = {}
     for finding in found:
-        if is_suppressed(finding, by_name.get(finding.path), used):
+        if _is_suppressed(finding, by_name[finding.path]):
             continue
         if not options.wants(finding.code):
             continue
@@ -239,7 +237,11 @@ def _reported(
         best = kept.setdefault(finding.order, finding)
         if SEVERITIES.index(finding.severity) < SEVERITIES.index(best.severity):
             kept[finding.order] = finding
-    for module in modules if options.wants(ER001.code) else ():
-        for finding in unused(module, used):
-            kept[finding.order] = finding
     return [kept[key] for key in sorted(kept)]
+
+
+def _is_suppressed(finding: Finding, module: Module) -> bool:
+    """Return whether a comment at its first or last line, or above it, hides it."""
+    lines = (finding.line, finding.end_line)
+    known = set().union(*(module.suppressions.get(line, ()) for line in lines))
+    return not known.isdisjoint(("", finding.code))

@@ -112,25 +112,25 @@ class Module:
         return self.lines[number - 1] if 0 < number <= len(self.lines) else ""
 
     @functools.cached_property
-    def suppressions(self) -> dict[int, tuple[set[str] | None, int]]:
-        """Codes ignored on each line (None for all), and the comment's column."""
-        return read_suppressions(self.text) if self._has_comments else {}
+    def suppressions(self) -> dict[int, set[str]]:
+        """The codes that `# elasticrun: ignore[CODES] reason` hides, by line.
 
-
-def read_suppressions(text: str) -> dict[int, tuple[set[str] | None, int]]:
-    """Return what `# elasticrun: ignore[CODES] reason` says, by line.
-
-    A comment on a line of its own speaks for the next line of code.
-    """
-    found: dict[int, tuple[set[str] | None, int]] = {}
-    with contextlib.suppress(tokenize.TokenError, SyntaxError):
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            match = _IGNORE.match(token.string)
-            if match and token.type == tokenize.COMMENT:
-                codes = match["codes"]
-                listed = None if codes is None else set(re.findall(r"\w+", codes))
-                found[token.start[0]] = (listed, token.start[1])
-    return found
+        A comment without codes hides all, which is an empty text here; one on a line of
+        its own speaks for the next line.
+        """
+        found: dict[int, set[str]] = {}
+        if not self._has_comments:
+            return found
+        with contextlib.suppress(tokenize.TokenError, SyntaxError):
+            for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
+                match = _IGNORE.match(token.string)
+                if match and token.type == tokenize.COMMENT:
+                    line, column = token.start
+                    line += not token.line[:column].strip()
+                    codes = match["codes"]
+                    listed = {""} if codes is None else set(re.findall(r"\w+", codes))
+                    found.setdefault(line, set()).update(listed)
+        return found
 
 
 def statements_of(node: ast.AST) -> Iterator[ast.AST]:

@@ -42,7 +42,7 @@ Kind = Literal[
     "model", "optimizer", "scheduler", "scaler", "ema", "param", "group",
     "param_groups",
     # What loops are over, by elasticrun or without it.
-    "epochs", "steps", "loader", "plain_loader", "sampler",
+    "epochs", "steps", "loader", "plain_loader",
     # What else rules ask for.
     "variables", "accumulator", "tracker", "file", "rng",
 ]  # fmt: skip

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from elasticrun.check.checked_run import CheckedRun
 from elasticrun.check.checker import samples_of
-from elasticrun.check.runs.checked_run import CheckedRun
-from elasticrun.check.runs.scenarios import scenario_without_restart
+from elasticrun.check.scenarios import Scenario
 
 
 def test_samples_of_loops_in_a_body_are_told_apart(tmp_path: Path) -> None:
@@ -18,7 +18,7 @@ def test_samples_of_loops_in_a_body_are_told_apart(tmp_path: Path) -> None:
             | ({"inside": inside} if inside else {})
         ) + "\n"  # fmt: skip
 
-    run = CheckedRun(scenario_without_restart(1), tmp_path)
+    run = CheckedRun(Scenario((1,)), tmp_path)
     run.trace.mkdir()
     (run.trace / "0-0.jsonl").write_text(line(0, [3, 4]) + line(0, [7], 0, 0))
     # The outer batch comes again after a kill, and with it the loop in its body.

@@ -6,13 +6,20 @@ import math
 
 import torch
 
-from elasticrun.check.comparing import Mask, compare_fields, compare_files, is_near
+from elasticrun.check.comparing import (
+    IgnoredDifferences,
+    compare_fields,
+    compare_files,
+    is_near,
+)
 from elasticrun.check.replica.fields import field_of
 
 
 def test_ignored_fields_are_not_compared() -> None:
     one, other = {"a.b": 1, "a.c": 2}, {"a.b": 3, "a.c": 4}
-    assert [d.name for d in compare_fields(one, other, Mask(("*.b",)))] == ["a.c"]
+    assert [
+        d.name for d in compare_fields(one, other, IgnoredDifferences(("*.b",)))
+    ] == ["a.c"]
 
 
 def test_rounding_in_double_precision_is_no_difference() -> None:
@@ -48,13 +55,15 @@ def test_files_are_compared_as_far_as_they_can_be() -> None:
     }
 
     def names(**options: bool) -> list[str]:
-        return [d.name for d in compare_files(one, other, Mask(), **options)]
+        return [
+            d.name for d in compare_files(one, other, IgnoredDifferences(), **options)
+        ]
 
     assert names() == ["file:log", "file:net"]
     assert names(is_rounded=True) == ["file:log"]
     assert names(is_killed=True) == []
-    assert compare_files(one, one, Mask()) == []
+    assert compare_files(one, one, IgnoredDifferences()) == []
     (gone,) = compare_files(
-        one, {"log": None, "net": one["net"]}, Mask(), is_killed=True
+        one, {"log": None, "net": one["net"]}, IgnoredDifferences(), is_killed=True
     )
     assert gone.name == "file:log"

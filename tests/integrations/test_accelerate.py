@@ -195,7 +195,7 @@ def test_other_accelerators_are_refused(
         prepare(script.accelerator, script.net, name="fourth")
 
 
-@pytest.mark.parametrize("path", INTERNALS)
+@pytest.mark.parametrize("path", INTERNALS.split())
 def test_what_accelerate_has_no_more_is_named(job: Any, path: str) -> None:
     script = Script()
     script._make()

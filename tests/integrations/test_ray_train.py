@@ -206,7 +206,7 @@ def workers_of(driven: Driven) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize("name", INTERNALS)
+@pytest.mark.parametrize("name", INTERNALS.split())
 def test_a_version_that_lacks_what_is_not_public_is_refused(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,14 +30,10 @@ ALSO = {
     ("dqn.py", 40): "net, target = make_net(",
     # ER309 names the backward pass, as other labels of losses do.
     ("manual_split.py", 36): "loss.backward()",
-    # ER504 names the loader that is given the sampler.
+    # ER402 names the loader that is made there.
     ("hard_examples.py", 67): "sampler=sampler",
     # ER401 names the test, where what it decides stands in another function.
     ("hydra_like/main.py", 51): "if rank() == 0:",
-    # ER209 names the break, too, that the lost value decides.
-    ("sage_neighbors.py", 114): "break",
-    ("tabular_topk.py", 49): "break",
-    ("wav2vec_pre/main.py", 40): "break",
     ("grid_hooks/hooks.py", 70): "if rank() == 0:",
     # ER503 names the optimizer that gets the rate.
     ("timm_cut.py", 131): "optimizer = torch.optim.SGD(",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from elasticrun.lint.command import rule_main, run
-from elasticrun.lint.engine import lint_paths, lint_text
+from elasticrun.lint.engine import lint_text
 from elasticrun.lint.rules.table import RULES
 from tests.lint.pages import PAGES, PRELUDE
 
@@ -137,33 +137,23 @@ def test_codes_are_selected_and_ignored(
 
 
 @pytest.mark.parametrize(
-    "comment",
+    ("comment", "is_hidden"),
     [
-        "  # elasticrun: ignore[ER104] twice is meant",
-        "  # elasticrun: ignore[ER102, ER104]",
-        "  # elasticrun: ignore",
+        ("ignore[ER104] twice is meant", True),
+        ("ignore[ER102, ER104]", True),
+        ("ignore", True),
+        ("ignore[ER102]", False),
     ],
 )
-def test_a_comment_keeps_a_line_from_being_reported(comment: str) -> None:
-    text = WRONG.replace(WRITING, f"{WRITING}{comment}")
-    codes = {finding.code for finding in lint_text(text).findings}
-    assert codes <= {"ER001"}
-    assert ("ER001" in codes) == ("ER102" in comment)
-
-
-def test_a_comment_on_its_own_line_speaks_for_the_next() -> None:
-    text = WRONG.replace(
-        WRITING, f"    # elasticrun: ignore[ER104] twice is meant\n{WRITING}"
-    )
-    assert lint_text(text).findings == []
-
-
-def test_unused_comments_are_reported(script: Path) -> None:
-    line = "    log.write("
-    assert line in RIGHT
-    text = RIGHT.replace(line, f"    # elasticrun: ignore[ER104] old\n{line}")
-    script.write_text(text, encoding="utf-8")
-    assert [each.code for each in lint_paths([script]).findings] == ["ER001"]
+def test_a_comment_keeps_a_line_from_being_reported(
+    comment: str, is_hidden: bool
+) -> None:
+    behind = f"{WRITING}  # elasticrun: {comment}"
+    above = f"    # elasticrun: {comment}\n{WRITING}"
+    before = f"    before = 1  # elasticrun: {comment}\n{WRITING}"
+    for text, hides in ((behind, is_hidden), (above, is_hidden), (before, False)):
+        findings = lint_text(WRONG.replace(WRITING, text)).findings
+        assert [each.code for each in findings] == ["ER104"] * (not hides)
 
 
 def test_settings_come_from_pyproject(

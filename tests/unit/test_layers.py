@@ -104,7 +104,7 @@ def test_one_folder_writes_files_and_one_reads_the_environment() -> None:
 
     # Who starts replicas gives them variables; in them, one module reads these.
     starters = {"testing.replicas", "launcher.environment"}
-    namers = {"lint.catalog", "lint.walk.table"}  # know the name, and import no os
+    namers = {"lint.naming", "lint.walk.table"}  # know the name, and import no os
     readers = using("os.environ") - starters - namers
     assert readers == {"replicas.environment"}
     binders = {"launcher.talk.sockets"}  # renames a socket, not a file

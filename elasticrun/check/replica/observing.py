@@ -10,18 +10,26 @@ from typing import Any
 
 import torch
 
-from elasticrun.check.replica.checked_job import CheckedJob
-from elasticrun.check.replica.fields import Field, fields_of_generators
+from elasticrun.check.replica.checked_job import (
+    CheckedJob,
+    Recorder,
+    can_be_read,
+    read_state,
+)
+from elasticrun.check.replica.fields import (
+    VARIABLE_PREFIX,
+    Field,
+    fields_of_generators,
+    is_of_state,
+    is_own_file,
+)
 from elasticrun.check.replica.file_watch import (
     FILE_PREFIX,
     flush_opened_files,
     know_opened_files,
 )
 from elasticrun.check.replica.guard import guard_files
-from elasticrun.check.replica.recorder import Recorder, can_be_read, read_state
-from elasticrun.check.replica.variables import is_own_file
-from elasticrun.check.runs.moments import VARIABLE_PREFIX, is_of_state
-from elasticrun.check.runs.plan import Plan, decode_plan
+from elasticrun.check.scenarios import Plan, decode_plan
 from elasticrun.job import current
 from elasticrun.job.current import job_if_any
 
@@ -101,7 +109,7 @@ class LineWatch:
             return self._on_line
         job = job_if_any()
         if isinstance(job, CheckedJob) and not job.is_closed:
-            is_last = self._plan.leg > 0 and self._plan.until is None
+            is_last = self._plan.generation > 0 and self._plan.until is None
             if job.recorder is None or (is_last and not job.progress.is_replaying):
                 sys.settrace(None)
                 return None

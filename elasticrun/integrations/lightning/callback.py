@@ -23,10 +23,18 @@ from elasticrun.integrations.lightning.loaders import (
     check_equal_shares,
     make_elastic,
 )
-from elasticrun.integrations.lightning.logs import restore_logs
-from elasticrun.integrations.lightning.state import FitState, averaging, restore_sums
-from elasticrun.integrations.lightning.steps import MicroBatchSteps, set_micro_batches
-from elasticrun.integrations.lightning.values import Evaluations, StepValues
+from elasticrun.integrations.lightning.state import (
+    FitState,
+    averaging,
+    restore_logs,
+    restore_sums,
+)
+from elasticrun.integrations.lightning.steps import (
+    Evaluations,
+    MicroBatchSteps,
+    StepValues,
+    set_micro_batches,
+)
 from elasticrun.job.current import current_job
 from elasticrun.job.foreign import ForeignLoop
 from elasticrun.job.states import register
@@ -246,26 +254,22 @@ class Elastic(Callback):
 
     def _begin_epoch(self, reset: Any) -> None:
         """Enter an epoch where the job stands; Lightning's loop is about to begin."""
-        loop = self._loop
+        loop, trainer = self._loop, self._trainer
         assert loop is not None
-        trainer: Any = self._trainer
-        fit_loop = trainer.fit_loop
-        epoch_loop, loaded = fit_loop.epoch_loop, self._state.loaded
-        if self._resumes:  # Between two batches: nothing is to be repeated or skipped.
+        assert trainer is not None
+        fit_loop: Any = trainer.fit_loop
+        epoch_loop = fit_loop.epoch_loop
+        loaded = self._state.loaded if self._resumes else None
+        if loaded is not None:  # Between batches: nothing is to be repeated or skipped.
             fit_loop._restarting = False
             epoch_loop.restarting = False  # And that of the loops in it.
-        if self._resumes and loaded is not None and loaded["is_in_epoch"]:
-            self._state.is_before_validation = loaded["validated"] is not None
-            loops = loaded["checkpoint"]["loops"]["fit_loop"]
-            # Older versions count an epoch that goes on once more.
-            fit_loop.epoch_progress.load_state_dict(loops["epoch_progress"])
-            restore_sums(epoch_loop._results, loaded["sums"], trainer)
-            # Averages begin anew in the first batch of all, by Lightning's count.
-            trainer._logger_connector._first_loop_iter = False
-            _show_progress(trainer, epoch_loop.batch_progress.current.completed)
+        if loaded is not None and loaded["is_in_epoch"]:
+            self._resume_epoch(trainer, loaded)
         else:
             reset()
         self._resumes = False
+
+        # The loaders begin where that epoch stands.
         members = fit_loop._combined_loader.flattened
         check_equal_shares([each.loader for each in members], current_job().world_size)
         for each in members:
@@ -280,6 +284,18 @@ class Elastic(Callback):
         self._state.is_in_epoch = True
         if self._state.is_before_validation:  # It is all that is left of the batch.
             epoch_loop.on_advance_end(fit_loop._data_fetcher)
+
+    def _resume_epoch(self, trainer: Any, loaded: dict[str, Any]) -> None:
+        """Put back what Lightning would begin anew in an epoch that goes on."""
+        self._state.is_before_validation = loaded["validated"] is not None
+        fit_loop = trainer.fit_loop
+        # Older versions count an epoch that goes on once more.
+        progress = loaded["checkpoint"]["loops"]["fit_loop"]["epoch_progress"]
+        fit_loop.epoch_progress.load_state_dict(progress)
+        restore_sums(fit_loop.epoch_loop._results, loaded["sums"], trainer)
+        # Averages begin anew in the first batch of all, by Lightning's count.
+        trainer._logger_connector._first_loop_iter = False
+        _show_progress(trainer, fit_loop.epoch_loop.batch_progress.current.completed)
 
     def _read(self, batches: LoaderProxy) -> Iterator[Any]:
         """Yield batches of this epoch; from its beginning, in a second pass."""

@@ -21,51 +21,35 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
 from elasticrun.errors import ElasticRunError
 from elasticrun.integrations.checks import check_internals, check_num_processes
 
-# What is not public of Lightning's Trainer, and what for it is needed here.
-INTERNALS = {
-    "strategy.process_dataloader": "puts what is iterated in place of a loader",
-    "strategy.reduce": "is a mean over devices, of whole numbers, too",
-    "strategy.batch_to_device": "moves a micro-batch",
-    "lightning_module._on_before_batch_transfer": "prepares one for it",
-    "_accelerator_connector.use_distributed_sampler": "would share batches out again",
-    "_signal_connector.register_signal_handlers": "would communicate in handlers",
-    "_checkpoint_connector._loaded_checkpoint": "is what a fit goes on from",
-    "_checkpoint_connector.dump_checkpoint": "is what Lightning keeps",
-    "_checkpoint_connector.resume_start": "loads a checkpoint of Lightning's",
-    "_checkpoint_connector.restore_model": "loads weights, which the job does itself",
-    "_logger_connector._callback_metrics": "is what was logged last, for callbacks",
-    "_logger_connector._logged_metrics": "is the same, for loggers",
-    "_logger_connector._progress_bar_metrics": "is the same, for the progress bar",
-    "_logger_connector._first_loop_iter": "says whether averages begin anew",
-    "fit_loop._combined_loader": "has the loaders that deliver together",
-    "fit_loop._restarting": "would repeat, or skip, a part of a batch",
-    "fit_loop.epoch_progress": "counts epochs",
-    "fit_loop.setup_data": "asks for the loaders for training",
-    "fit_loop.on_advance_end": "is the end of an epoch",
-    "fit_loop.epoch_loop._results.update_metrics": "keeps what is logged in a batch",
-    "fit_loop.epoch_loop.automatic_optimization._make_closure": "trains with a batch",
-    "fit_loop.epoch_loop.automatic_optimization._make_step_fn": "is a part of it",
-    "fit_loop.epoch_loop.automatic_optimization._make_backward_fn": "is another one",
-    "fit_loop.epoch_loop.batch_progress": "counts batches",
-    "fit_loop.epoch_loop.on_advance_end": "is the end of a batch, and validates",
-    "fit_loop.epoch_loop.reset": "is the beginning of an epoch",
-    "fit_loop.epoch_loop.restarting": "is the same as that of the loop around it",
-    "fit_loop._data_fetcher": "knows which batch is the last one",
-    "fit_loop.epoch_loop._should_check_val_fx": "says whether a validation follows",
-    "fit_loop.epoch_loop.val_loop.setup_data": "asks for the loaders for validation",
-    "fit_loop.epoch_loop.val_loop._results.update_metrics": "is that of a validation",
-    "validate_loop._results.update_metrics": "is that of one without training",
-    "test_loop._results.update_metrics": "is that of a test",
-    "_results": "is the one that is used now",
-    "fit_loop.epoch_loop.val_loop._seen_batches_per_dataloader": "counts for loggers",
-}
+# What is needed here of Lightning's Trainer, and is not public.
+INTERNALS = """
+    strategy.process_dataloader strategy.reduce strategy.batch_to_device
+    lightning_module._on_before_batch_transfer
+    _accelerator_connector.use_distributed_sampler
+    _signal_connector.register_signal_handlers
+    _checkpoint_connector._loaded_checkpoint _checkpoint_connector.dump_checkpoint
+    _checkpoint_connector.resume_start _checkpoint_connector.restore_model
+    _logger_connector._callback_metrics _logger_connector._logged_metrics
+    _logger_connector._progress_bar_metrics _logger_connector._first_loop_iter
+    fit_loop._combined_loader fit_loop._restarting fit_loop.epoch_progress
+    fit_loop.setup_data fit_loop.on_advance_end
+    fit_loop.epoch_loop._results.update_metrics
+    fit_loop.epoch_loop.automatic_optimization._make_closure
+    fit_loop.epoch_loop.automatic_optimization._make_step_fn
+    fit_loop.epoch_loop.automatic_optimization._make_backward_fn
+    fit_loop.epoch_loop.batch_progress fit_loop.epoch_loop.on_advance_end
+    fit_loop.epoch_loop.reset fit_loop.epoch_loop.restarting fit_loop._data_fetcher
+    fit_loop.epoch_loop._should_check_val_fx fit_loop.epoch_loop.val_loop.setup_data
+    fit_loop.epoch_loop.val_loop._results.update_metrics
+    validate_loop._results.update_metrics test_loop._results.update_metrics _results
+    fit_loop.epoch_loop.val_loop._seen_batches_per_dataloader
+"""
 
 # The same of what is not the Trainer's.
-INTERNALS_BESIDE = {
-    "ModelCheckpoint._last_global_step_saved": "says which step it has written",
-    "ModelCheckpoint._last_checkpoint_saved": "says where to",
-    "_ResultMetric._update_count": "says whether there is anything to average",
-}
+INTERNALS_BESIDE = """
+    ModelCheckpoint._last_global_step_saved ModelCheckpoint._last_checkpoint_saved
+    _ResultMetric._update_count
+"""
 
 
 def check_version(trainer: Trainer) -> None:

@@ -9,28 +9,20 @@ import transformers
 from elasticrun.errors import ElasticRunError
 from elasticrun.integrations.checks import check_internals, check_num_processes
 
-# What is not public of transformers, and what for it is needed here.
-INTERNALS = {
-    "Trainer._finalize_training": "is the end of a training",
-    "Trainer._get_collator_with_removed_columns": "makes batches of samples",
-    "Trainer._get_dataloader": "makes the loaders",
-    "Trainer._get_num_items_in_batch": "counts what a loss is a mean over",
-    "Trainer._init_training_state": "says at which epoch a training begins",
-    "Trainer._load_rng_state": "would put random generators back, as the job does",
-    "Trainer._prepare_for_training": "makes the optimizer",
-    "Trainer._run_epoch": "trains in an epoch",
-    "Trainer._track_num_input_tokens": "counts tokens",
-    "trainer.skip_first_batches": "goes on within an epoch",
-}
+# What is needed here of transformers, and is not public.
+INTERNALS = """
+    Trainer._finalize_training Trainer._get_collator_with_removed_columns
+    Trainer._get_dataloader Trainer._get_num_items_in_batch
+    Trainer._init_training_state Trainer._load_rng_state
+    Trainer._prepare_for_training Trainer._run_epoch Trainer._track_num_input_tokens
+    trainer.skip_first_batches
+"""
 
 # The same of a Trainer that begins to train.
-INTERNALS_IN_TRAINING = {
-    "_globalstep_last_logged": "says when it has logged last",
-    "_initial_global_step": "says where it has begun",
-    "_initial_num_input_tokens_seen": "is the same, in tokens",
-    "_total_loss_scalar": "is the loss up to the last log",
-    "_tr_loss": "is the loss since then",
-}
+INTERNALS_IN_TRAINING = """
+    _globalstep_last_logged _initial_global_step _initial_num_input_tokens_seen
+    _total_loss_scalar _tr_loss
+"""
 
 _TESTED = "transformers 5.23"
 

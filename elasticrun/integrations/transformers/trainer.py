@@ -12,19 +12,17 @@ from transformers import Trainer
 
 from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.errors import ElasticRunError, JobStopped
-from elasticrun.integrations.transformers.checks import check, check_version
-from elasticrun.integrations.transformers.evaluation import (
+from elasticrun.integrations.transformers.batches import (
     Evaluation,
-    SharedBatches,
-    gather_rows,
-)
-from elasticrun.integrations.transformers.loaders import (
     LocalBatch,
     LocalBatches,
+    SharedBatches,
+    gather_rows,
     order,
     with_length,
     without_rows,
 )
+from elasticrun.integrations.transformers.checks import check, check_version
 from elasticrun.integrations.transformers.state import TrainingState
 from elasticrun.job.current import current_job
 from elasticrun.job.foreign import ForeignLoop

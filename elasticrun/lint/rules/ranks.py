@@ -7,14 +7,13 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
-from elasticrun.lint.graph import DataLoop, Guard, Site, Step, WalkedLoop
+from elasticrun.lint.graph import DataLoop, Event, Guard, Site, Step, WalkedLoop
 from elasticrun.lint.naming import named, written
 from elasticrun.lint.program import Program, doubts, in_words, is_once
 from elasticrun.lint.rules.effects import missing_keys, only_reads
 from elasticrun.lint.values import UNFIXED, taints_of
-from elasticrun.lint.walk.frames import Function
+from elasticrun.lint.walk.walk import Function
 
 ER208 = Rule(
     "ER208 E whether a loop runs depends on rank, random numbers or time",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
-from elasticrun.lint.graph import Call, Step
+from elasticrun.lint.graph import Call, Event, Step
 from elasticrun.lint.program import Program, doubts
 from elasticrun.lint.values import Value
 

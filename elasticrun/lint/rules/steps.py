@@ -6,9 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
-from elasticrun.lint.graph import Guard, Site, Step
+from elasticrun.lint.graph import Event, Guard, Site, Step
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Program, doubts
 from elasticrun.lint.values import Arguments, Value

@@ -8,21 +8,17 @@ from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.program import Program
 from elasticrun.lint.rules import (
     conversion,
-    data,
     effects,
-    files,
-    left_over,
     loops,
     ranks,
     states,
     steps,
-    suppressions,
     volatile,
 )
 
 _MODULES = (
-    suppressions, conversion, files, effects, loops, volatile, left_over,
-    states, steps, ranks, data,
+    conversion, effects, loops, volatile,
+    states, steps, ranks,
 )  # fmt: skip
 
 RULES: dict[str, Rule] = {

@@ -1,4 +1,4 @@
-"""ER209, ER301: plain values, generators and settings that a restart loses."""
+"""ER202, ER211, ER301, ER302, ER304, ER307: plain values that a restart loses."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
-from elasticrun.lint.events import Event
 from elasticrun.lint.finding import Finding, Rule
-from elasticrun.lint.graph import EpochLoop, Read, Site, ValuePlace, Write
+from elasticrun.lint.graph import (
+    DataLoop,
+    EpochLoop,
+    Event,
+    Read,
+    Site,
+    Step,
+    ValuePlace,
+    Write,
+)
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Program, doubts, is_once
 from elasticrun.lint.rules.dataflow import (
@@ -18,13 +26,8 @@ from elasticrun.lint.rules.dataflow import (
     Turns,
     steps_of,
 )
-from elasticrun.lint.rules.left_over import behind
-from elasticrun.lint.values import Value, elastic_loaders_in, fields_of, sampling
+from elasticrun.lint.values import Value, fields_of, sampling
 
-ER209 = Rule(
-    "ER209 W break of the epoch loop that is not remembered",
-    help="keep what decides in Variables",
-)
 ER301 = Rule(
     "ER301 W value lost at a restart",
     help="keep it in Variables (or in a State)",
@@ -42,8 +45,6 @@ def check(program: Program) -> Iterator[Finding]:
             elif carried.place not in lost:
                 yield from _over_turns(flow, turns, carried, lost)
     yield from behind(flow, lost)
-    yield from _ahead(flow)
-    yield from _left(flow, lost)
 
 
 def _turns(program: Program) -> Iterator[Turns]:
@@ -151,65 +152,6 @@ def _telling(carried: CarriedValue) -> Write:
     return max(carried.survivors, key=order)
 
 
-def _left(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
-    reads = [read for place in lost for read in flow.reads.get(place, ())]
-    deciding = {read.at for read in flow.leads_to(reads)}
-    for event in flow.program.events("left"):
-        if not isinstance(event.loop, EpochLoop):
-            continue
-        guards = event.step.guards[len(event.loop.step.guards) :]
-        tests = {node for guard in guards for node in ast.walk(guard.test)}
-        if tests & deciding:
-            message = "a value that a restart loses decides about this break"
-            yield flow.program.finding(ER209, event, message)
-
-
-def _ahead(flow: Dataflow) -> Iterator[Finding]:
-    """Yield batches that a prefetcher hands out once it has asked for the next ones."""
-    program = flow.program
-    asking = {e.step for e in program.graph.loops if e.is_elastic and e.sure}
-    asking |= {
-        event.step
-        for event in program.events("asked")
-        if event.value is not None and elastic_loaders_in(event.value)
-    }
-    told: set[int] = set()  # Calls: one name of each is enough.
-    for place, reads in flow.reads.items() if asking else ():
-        given = {each.step for each in reads if _hands_out(each.step.node)}
-        for write in flow.writes[place] if given and place[0] not in told else ():
-            origins = [e for r in write.step.reads for e in flow.writes[r.place]]
-            values = (each.value for each in [write, *origins])
-            is_batch = any(each and "batch" in each.taints for each in values)
-            if not is_batch or not _is_plain(write.step.node):
-                continue
-            later = (asking - {write.step}) & flow.reached(write.step, place)
-            if any(given & flow.reached(each, place) for each in later):
-                message = (
-                    f"`{write.name}` is handed out once the next batch was asked for, "
-                    "so it counts as trained before it is; a restart loses it"
-                )
-                help_text = "let the loader read ahead: num_workers=, device="
-                yield program.finding(ER301, write, message, help_text=help_text)
-                told.add(place[0])
-                break
-
-
-def _hands_out(node: ast.AST) -> bool:
-    return isinstance(node, ast.Return | ast.Yield) or isinstance(
-        getattr(node, "value", None), ast.Yield
-    )
-
-
-def _is_plain(node: ast.AST) -> bool:
-    """Return whether a statement gives a name to something that has one."""
-    match node:
-        case ast.Assign(_, ast.Name() | ast.Attribute()):
-            return True
-        case ast.Assign(_, ast.Tuple(parts)):
-            return all(isinstance(each, ast.Name | ast.Attribute) for each in parts)
-    return False
-
-
 _SETTING = re.compile(r"(?:^|[._])(?:un)?(?:freeze|enable|disable)")
 
 
@@ -305,3 +247,141 @@ def _drawn_by(objects: Iterable[Value], depth: int = 3) -> Iterator[Value]:
 
 
 CHECKS = (check, _generators, _in_one_epoch)
+
+ER211 = Rule(
+    "ER211 W plain DataLoader trains in an elastic epoch",
+    help="make it an AdaptiveDataLoader",
+)
+ER302 = Rule(
+    "ER302 W sum over a loop covers only a part",
+    help="keep it in an Accumulator; its synchronized() block adds the replicas up",
+)
+ER304 = Rule(
+    "ER304 W index of enumerate used as a step",
+    help="use loader.enumerate() or loader.batch_index",
+)
+ER307 = Rule(
+    "ER307 W loop variable read after the loop",
+    help="keep it in Variables or an Accumulator, or read it in the loop's body",
+)
+
+
+def behind(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
+    """Yield what is read behind loops, but for the places that ER301 has reported."""
+    for loop in flow.program.graph.loops:
+        if not loop.is_elastic:
+            yield from _plain(flow, loop)
+            continue
+        inside = steps_of(flow.program, loop)
+        for write in flow.first_writes(loop, PARTIAL):
+            seeing = flow.reached(loop.step, write.place, inside)
+            if write.place not in lost and write.step in seeing:
+                yield from _summed(flow, loop, write)
+        if not loop.is_inner:  # that is never continued in its middle, nor skipped
+            for write in flow.first_writes(loop, ("set", "target")):
+                yield from _read_after(flow, loop, write)
+            yield from _numbered(flow, loop)
+
+
+def _summed(flow: Dataflow, loop: DataLoop, write: Write) -> Iterator[Finding]:
+    """Yield a sum in plain memory that is read behind its loop, or its mean."""
+    own = _means_of(flow, loop, write.place)
+    reads = [
+        read
+        for place, step in {write.place: write.step, **own}.items()
+        for read in flow.reads_behind(loop, place, step)
+    ]
+    loudness = flow.loudness(reads)
+    if not loudness:
+        return
+    message = (
+        f"`{write.name}` is a plain sum over a loop: it has only this replica's part"
+        f"{'' if loop.is_inner else ' since the last restart'}"
+    )
+    is_own = write.value is not None and "batch" in write.value.taints
+    is_loud = is_own or loudness == "decides"
+    yield flow.program.finding(
+        ER302,
+        flow.program.called_at(write, loop.step.call),
+        message,
+        loop=loop,
+        severity="W" if is_loud else "H",
+        doubts=doubts(loop),
+    )
+
+
+def _means_of(
+    flow: Dataflow, loop: DataLoop, place: ValuePlace
+) -> dict[ValuePlace, Step]:
+    """Return what a loop's body makes of a sum and keeps, as in `avg = sum / count`."""
+    return {
+        target: read.step
+        for read in flow.reads.get(place, ())
+        if read.step.loop is loop
+        for target in read.sink.places
+        if target != place and flow.is_volatile(target)
+    }
+
+
+def _read_after(flow: Dataflow, loop: DataLoop, write: Write) -> Iterator[Finding]:
+    program, place = flow.program, write.place
+    # A generator that hands out the last batch behind its loop runs the body there.
+    bodies = {read.at for read in flow.reads.get(place, ()) if read.step.is_in(loop)}
+    reads = [
+        read
+        for read in flow.reads_behind(loop, place, write.step)
+        if read.at not in bodies
+        and read.step.epoch is loop.epoch
+        and flow.loudness([read])
+    ]
+    if not reads or place[1] == "[]":
+        return
+    first = min(reads, key=lambda each: each.step.number)
+    message = (
+        f"`{write.name}` is set in the loop at {program.zones.where(loop, first.step)} "
+        "and read after it; a restart skips the loop if it was finished"
+    )
+    yield program.finding(ER307, first, message, loop=loop, doubts=doubts(loop))
+
+
+def _numbered(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:
+    """Yield uses of an enumerate index as the number of a step."""
+    for write in flow.first_writes(loop, ("target",)):
+        value = write.value
+        if value is None or value.kind != "unknown" or "enumerated" not in value.taints:
+            continue
+        reads = [
+            read
+            for read in flow.leads_to(flow.reads.get(write.place, ()))
+            if read.sink.kind in ("track", "optimizer", "save", "test")
+        ]
+        if reads:
+            message = (
+                f"`{write.name}` counts from 0 again when the interrupted loop "
+                f"continues, and is used as a step at line {reads[0].step.line}"
+            )
+            yield flow.program.finding(ER304, write, message, doubts=doubts(loop))
+
+
+def _plain(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:
+    """Yield the loop over a plain loader that trains in an epoch."""
+    program, graph, epoch = flow.program, flow.program.graph, loop.epoch
+    if epoch is None or loop.outer is not None or is_once(loop.step):
+        return
+
+    def is_within(step: Step) -> bool:
+        return step is not epoch.step
+
+    inside = graph.forward([loop.step], is_within)
+    inside &= graph.backward([loop.step], is_within)
+    # What all replicas add to an Accumulator is added so many times.
+    noted = program.events("trained", "backward", "added")
+    if any(event.step in inside for event in noted):
+        made = program.made(loop.loader)
+        own = (each for each in (made, loop) if each.step.module is program.walk.root)
+        message = (
+            f"the loop over the plain DataLoader {loop.text} trains in an elastic "
+            "epoch: every replica gets all its samples, and a restart begins with the "
+            "first"
+        )
+        yield program.finding(ER211, next(own, made), message)

@@ -195,38 +195,25 @@ def _note_change(
     """Note a change of something durable, or of an optimizer's settings."""
     if not isinstance(target, ast.Attribute | ast.Subscript):
         return
-    base = _quietly(walk, target.value)
-    if base.kind == "group":
-        base = base.owner or base
-    if base.kind in ("param", "model") and isinstance(target, ast.Attribute):
-        _note_set_up(walk, base, target, node, how)
-        if base.kind == "param":
-            return
-    is_update = how == "update" and base.kind != "optimizer"
-    if is_update and any(x.kind == "param" for x in (base, *base.parts)):
-        walk.note(node, "trained", base, role="average")
-    elif base.kind == "accumulator":
+    base, text = _quietly(walk, target.value), written(target)
+    field = target.attr if isinstance(target, ast.Attribute) else ""
+    if field and base.kind in ("param", "model") and field not in ("data", "grad"):
+        walk.note(node, "set up", base, text=text)
+    if field and base.kind == "param":
+        if field == "data" and how == "update":
+            walk.note(node, "trained", base.owner, role="weights", how="in place")
+        return
+    # What a group of an optimizer's has is the optimizer's.
+    owner = base.owner or base if base.kind == "group" else base
+    holds_parameters = any(each.kind == "param" for each in (owner, *owner.parts))
+    if how == "update" and owner.kind != "optimizer" and holds_parameters:
+        walk.note(node, "trained", owner, role="average")
+    elif owner.kind == "accumulator":
         if "world_size" in taints:
-            base.taints -= {"accumulated"}  # a mean of all replicas
-        walk.note(node, "added", base, taints=taints)
-    elif base.is_durable and base.kind != "model":
-        if isinstance(target, ast.Attribute):
-            name = target.attr
-        else:
-            key = target.slice
-            name = str(key.value) if isinstance(key, ast.Constant) else "[]"
-        text = written(target)
-        walk.note(node, "changed", base, how=how, name=name, text=text, taints=taints)
-
-
-def _note_set_up(
-    walk: Walk, base: Value, target: ast.Attribute, node: ast.stmt, how: str
-) -> None:
-    """Note that an attribute of a model or of parameters gets a value."""
-    if target.attr not in ("data", "grad"):
-        walk.note(node, "set up", base, text=written(target))
-    elif target.attr == "data" and how == "update" and base.kind == "param":
-        walk.note(node, "trained", base.owner, role="weights", how="in place")
+            owner.taints -= {"accumulated"}  # a mean of all replicas
+        walk.note(node, "added", owner, taints=taints)
+    elif owner.is_durable and owner.kind != "model":
+        walk.note(node, "changed", owner, how=how, text=text, taints=taints)
 
 
 def _quietly(walk: Walk, node: ast.expr) -> Value:

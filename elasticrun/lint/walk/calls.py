@@ -6,15 +6,19 @@ import ast
 import re
 from collections.abc import Mapping
 
-from elasticrun.lint import roles
-from elasticrun.lint.catalog import GROWING
+from elasticrun.lint import naming
 from elasticrun.lint.graph import CONTENT, OPTIMIZER, OWN, VALUE, Sink, flow_to
-from elasticrun.lint.naming import written
+from elasticrun.lint.naming import GROWING, written
 from elasticrun.lint.values import Class, Value, constant, unknown
-from elasticrun.lint.walk.arguments import Called, MethodCalled, arguments, called
 from elasticrun.lint.walk.expressions import attribute
 from elasticrun.lint.walk.externals import call_unknown, looks_like_model, opaque
-from elasticrun.lint.walk.functions import call_function
+from elasticrun.lint.walk.functions import (
+    Called,
+    MethodCalled,
+    arguments,
+    call_function,
+    called,
+)
 from elasticrun.lint.walk.losses import OF_CRITERIA, taints_of_loss
 from elasticrun.lint.walk.methods import any_method
 from elasticrun.lint.walk.table import ELASTIC, Row, function_row, method_row
@@ -84,7 +88,7 @@ def _sink_in(callee: Value) -> Sink | None:
 
 def _call_external(walk: Walk, name: str, node: ast.Call) -> Value:
     """Return what an external call makes, noting its effects."""
-    elastic = roles.elastic_name(name)
+    elastic = naming.elastic_name(name)
     if elastic:
         return _call_elastic(walk, elastic, node)
     row = function_row(name)
@@ -130,7 +134,7 @@ def _role_of(value: Value) -> str:
         return value.cls.role
     if value.kind != "unknown":
         return value.kind
-    return roles.hint(value.name) if value.name else "unknown"
+    return naming.hint(value.name) if value.name else "unknown"
 
 
 def _by_row(walk: Walk, row: Row | None, it: Called) -> Value | None:
@@ -143,8 +147,7 @@ def _by_row(walk: Walk, row: Row | None, it: Called) -> Value | None:
     if row.event is not None:
         walk.note(
             it.node, row.event, receiver, name=it.name, role=row.role, how=it.name,
-            text=it.text, given=it, taints=it.taints, catching=walk.catching,
-            turns=walk.turns,
+            text=it.text, given=it, taints=it.taints, turns=walk.turns,
         )  # fmt: skip
     if row.gives == "nothing":
         return constant(None)

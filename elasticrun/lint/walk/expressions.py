@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 from itertools import pairwise
 
-from elasticrun.lint import catalog, roles
+from elasticrun.lint import naming
 from elasticrun.lint.graph import TEST, Guard
 from elasticrun.lint.naming import written
 from elasticrun.lint.values import (
@@ -35,7 +35,7 @@ def _evaluate_name(walk: Walk, node: ast.Name) -> Value:
         walk.read((owner.uid, node.id), node)
         if value.is_container or value.is_durable or _may_hold(value):
             walk.read((value.uid, "[]"), node)
-    if value.kind == "unknown" and roles.hint(node.id) == "rank":
+    if value.kind == "unknown" and naming.hint(node.id) == "rank":
         value.taints |= {"rank"}
     return value
 
@@ -252,7 +252,7 @@ def _other_attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value
         if name == "dataset" and base.parts:
             return base.parts[0]
         child.taints -= {"enumerated"}
-    taint = catalog.TAINTS_OF_ATTRIBUTES.get(name)
+    taint = naming.TAINTS_OF_ATTRIBUTES.get(name)
     if taint is not None and not (taint == "world_size" and base.kind == "loader"):
         child.taints |= {taint}
     if base.kind in ("unknown", "instance", "variables"):
@@ -267,7 +267,7 @@ def _other_attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value
 def _evaluate_subscript(walk: Walk, node: ast.Subscript) -> Value:
     base = walk.evaluate(node.value)
     key = walk.evaluate(node.slice)
-    if base.name == catalog.ENVIRONMENT:
+    if base.name == naming.ENVIRONMENT:
         return unknown("environ", environment_taints(key))
     value = item(walk, base, key, node)
     if value.kind == "unknown":
@@ -327,7 +327,7 @@ def _decorators(function: MethodDef) -> set[str]:
 
 def environment_taints(key: Value) -> frozenset[str]:
     """Return what a variable of the environment depends on."""
-    taint = catalog.TAINTS_OF_VARIABLES.get(str(key_of(key)))
+    taint = naming.TAINTS_OF_VARIABLES.get(str(key_of(key)))
     return NO_TAINTS if taint is None else frozenset((taint,))
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 
-from elasticrun.lint import roles
-from elasticrun.lint.catalog import LOOKING
-from elasticrun.lint.naming import written
+from elasticrun.lint import naming
+from elasticrun.lint.naming import LOOKING, written
 from elasticrun.lint.values import (
     NO_TAINTS,
     OF_CONTENT,
@@ -25,7 +24,7 @@ from elasticrun.lint.values import (
     register,
     unknown,
 )
-from elasticrun.lint.walk.arguments import Called
+from elasticrun.lint.walk.functions import Called
 from elasticrun.lint.walk.losses import OF_CRITERIA, of_other_loss, taints_of_labels
 from elasticrun.lint.walk.walk import Walk
 
@@ -82,7 +81,7 @@ def split(walk: Walk, it: Called) -> Value | None:
 
 def seed(walk: Walk, it: Called) -> Value:
     """Note a seed; return a generator if it is given one of its own."""
-    if roles.made_by(it.name) == "rng":
+    if naming.made_by(it.name) == "rng":
         return make(walk, it)  # a generator of its own; the global one is as it was
     if it.values and not it.taints & UNFIXED:
         walk.seeded.add(it.name.split(".", 1)[0])
@@ -183,7 +182,7 @@ def make_list(walk: Walk, it: Called) -> Value:
 
 def make(walk: Walk, it: Called) -> Value:
     """Return the object that a call makes of a kind that its name tells."""
-    kind = roles.made_by(it.name)
+    kind = naming.made_by(it.name)
     assert kind is not None
     value = walk.made(Value(kind, it.name, node=it.node, parts=it.values))
     walk.note(it.node, "made", value, role=kind, name=it.name, given=it)
@@ -216,7 +215,7 @@ def copy(walk: Walk, it: Called) -> Value | None:
 
 def looks_like_model(value: Value) -> bool:
     """Return whether a value is a model, or named like one."""
-    is_hinted = value.kind == "unknown" and roles.hint(value.name) == "model"
+    is_hinted = value.kind == "unknown" and naming.hint(value.name) == "model"
     return value.is_model or is_hinted
 
 
@@ -310,9 +309,7 @@ def grow(walk: Walk, value: Value, node: ast.AST, text: str, content: Value) -> 
     """Note that something is added to a container."""
     is_time = content.taints == frozenset(("time",))  # of which a loss is harmless
     write_content(walk, value, node, "grow", text, content if is_time else value)
-    walk.note(
-        node, "changed", value, how="grow", name="[]", text=text, taints=content.taints
-    )
+    walk.note(node, "changed", value, how="grow", text=text, taints=content.taints)
     value.taints |= content.taints & OF_CONTENT
 
 

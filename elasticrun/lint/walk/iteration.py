@@ -6,7 +6,7 @@ import ast
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 
-from elasticrun.lint import roles
+from elasticrun.lint import naming
 from elasticrun.lint.graph import OPTIMIZER, TEST, DataLoop, EpochLoop, Step, WalkedLoop
 from elasticrun.lint.naming import last_name, written
 from elasticrun.lint.values import (
@@ -24,9 +24,8 @@ from elasticrun.lint.values import (
     unknown,
 )
 from elasticrun.lint.walk.expressions import attribute
-from elasticrun.lint.walk.frames import Frame, Leaving
 from elasticrun.lint.walk.functions import call_function, run_function
-from elasticrun.lint.walk.walk import Body, Evaluate, RunStatement, Walk
+from elasticrun.lint.walk.walk import Body, Evaluate, Frame, Leaving, RunStatement, Walk
 
 MAX_ELEMENTS = 8  # of a container, for each of which a loop's body is walked through
 MAX_YIELDS = 4  # of one generator, each of which runs the loop's body
@@ -74,7 +73,7 @@ def _object_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
 
 
 def _is_loader(value: Value) -> bool:
-    is_named_so = value.kind == "unknown" and roles.hint(value.name) == "loader"
+    is_named_so = value.kind == "unknown" and naming.hint(value.name) == "loader"
     return is_named_so or value.kind in ("loader", "plain_loader")
 
 

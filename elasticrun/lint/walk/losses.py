@@ -7,7 +7,7 @@ import re
 
 from elasticrun.lint.naming import named, written
 from elasticrun.lint.values import NO_TAINTS, Value
-from elasticrun.lint.walk.arguments import Called
+from elasticrun.lint.walk.functions import Called
 
 # Taints: of a loss that is a mean over counted things, or a sum; and of what it is
 # made of: a number of things, and some things of a batch that were selected.

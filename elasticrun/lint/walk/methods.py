@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from elasticrun.lint.catalog import GROWING
-from elasticrun.lint.naming import named, written
+from elasticrun.lint.naming import GROWING, named, written
 from elasticrun.lint.values import (
     OF_CONTENT,
     Arguments,
@@ -16,8 +15,7 @@ from elasticrun.lint.values import (
     unknown,
 )
 from elasticrun.lint.walk import externals
-from elasticrun.lint.walk.arguments import MethodCalled
-from elasticrun.lint.walk.functions import call_function
+from elasticrun.lint.walk.functions import MethodCalled, call_function
 from elasticrun.lint.walk.losses import SELECTED, taints_of_method, with_number
 from elasticrun.lint.walk.walk import Walk
 
@@ -223,11 +221,9 @@ def move(walk: Walk, it: MethodCalled) -> None:
     if may_be_text and not (is_path and len(it.args) == 1 and not it.keywords):
         return
     if it.receiver.kind == "unknown":
-        path, given = None if is_path else it.receiver, Arguments([it.receiver])
-        walk.note(
-            it.node, "moved", path, name=f"Path.{it.name}", given=given,
-            catching=walk.catching, turns=walk.turns,
-        )  # fmt: skip
+        given = Arguments([it.receiver])
+        name = f"Path.{it.name}"
+        walk.note(it.node, "moved", name=name, given=given, turns=walk.turns)
 
 
 def open_path(walk: Walk, it: MethodCalled) -> Value | None:

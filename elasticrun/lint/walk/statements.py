@@ -7,7 +7,7 @@ import functools
 import re
 import sys
 
-from elasticrun.lint import catalog
+from elasticrun.lint import naming
 from elasticrun.lint.graph import LOG, NONE, OWN, TEST, Guard, Sink, Step, flow_to
 from elasticrun.lint.naming import last_name, named, written
 from elasticrun.lint.values import Value, join, merged, unknown
@@ -142,22 +142,13 @@ def _run_with(walk: Walk, node: ast.With | ast.AsyncWith) -> None:
         value = walk.evaluate(item.context_expr)
         if item.optional_vars is not None:
             walk.assign(item.optional_vars, value)
-    outer = walk.catching
-    managers = (written(item.context_expr) for item in node.items)
-    walk.catching += tuple(each for each in managers if "suppress" in each)
     walk.run(node.body)
-    walk.catching = outer
 
 
 def _run_try(walk: Walk, node: ast.Try) -> None:
     entry = walk.step(node)
     first, before = len(walk.graph.steps), dict(walk.frame.env)
-    outer = walk.catching
-    walk.catching += tuple(
-        "" if each.type is None else written(each.type) for each in node.handlers
-    )
     walk.run(node.body)
-    walk.catching = outer
     has_loop = any(each.step.number >= first for each in walk.graph.loops)
     # Of a body with a dataset loop only the loop is taken to raise.
     raising = [
@@ -192,8 +183,8 @@ def _run_handlers(
 # Which branches only log, and which tests only ask whether something is made yet.
 
 
-_TRACKING = catalog.TRACKER_METHODS - {"log"}
-_QUIET = (catalog.LOG_METHODS - _TRACKING) | named(
+_TRACKING = naming.TRACKER_METHODS - {"log"}
+_QUIET = (naming.LOG_METHODS - _TRACKING) | named(
     "echo pprint request_checkpoint flush format item update refresh empty_cache "
     "synchronize collect write time clear"
 )

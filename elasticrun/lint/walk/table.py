@@ -7,14 +7,28 @@ import re
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-from elasticrun.lint.catalog import CHANGING, FILE_WRITES, LOG_METHODS, TRACKER_METHODS
-from elasticrun.lint.events import What
-from elasticrun.lint.graph import CONTENT, LOG, OPTIMIZER, SAVE, TRACK, VALUE, Sink
-from elasticrun.lint.roles import is_model_wrapper, made_by
+from elasticrun.lint.graph import (
+    CONTENT,
+    LOG,
+    OPTIMIZER,
+    SAVE,
+    TRACK,
+    VALUE,
+    Sink,
+    What,
+)
+from elasticrun.lint.naming import (
+    CHANGING,
+    FILE_WRITES,
+    LOG_METHODS,
+    TRACKER_METHODS,
+    is_model_wrapper,
+    made_by,
+)
 from elasticrun.lint.values import Value, key_of, unknown
 from elasticrun.lint.walk import externals, methods
-from elasticrun.lint.walk.arguments import Called, MethodCalled
 from elasticrun.lint.walk.expressions import attribute, environment_taints, item
+from elasticrun.lint.walk.functions import Called, MethodCalled
 from elasticrun.lint.walk.walk import Walk
 
 Handler = Callable[[Walk, Any], Value | None]  # of a Called, or of a MethodCalled
@@ -200,7 +214,7 @@ _COLLECTIVE = (
     rf"^(?:torch\.distributed|dist)\b.*\.(?:{'|'.join(_COLLECTIVES.split())})$"
 )
 
-# Functions of whole modules; then come those that make objects, which roles.py knows.
+# Functions of whole modules; then come those that make objects, which naming.py knows.
 _PATTERNS = {
     _COLLECTIVE: Row(do=externals.agree),
     r"^torch\.(?:nn\.init\.|_foreach_\w+_$)|(?:^|\.)prune(?:\.|$)": Row(

@@ -3,26 +3,124 @@
 from __future__ import annotations
 
 import ast
+import builtins
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple, final
 
-from elasticrun.lint.events import Event, What
 from elasticrun.lint.graph import (
     VALUE,
+    Call,
     DataLoop,
     EpochLoop,
+    Event,
     Graph,
     Guard,
     Read,
     Sink,
     Step,
     ValuePlace,
+    WalkedLoop,
+    What,
     Write,
 )
-from elasticrun.lint.project import Module, Project
-from elasticrun.lint.values import Class, Value, constant, taints_of, unknown
-from elasticrun.lint.walk.frames import Frame
+from elasticrun.lint.project import Module, Project, statements_of
+from elasticrun.lint.values import (
+    Class,
+    MethodDef,
+    Value,
+    constant,
+    external,
+    next_uid,
+    taints_of,
+    unknown,
+)
+
+_BUILTINS = frozenset(dir(builtins))
+
+Function = MethodDef | ast.Lambda
+
+
+@dataclass(eq=False)
+class Frame:
+    """One call of a function, or the top level of a module.
+
+    Attributes:
+        outer: The frame in which the function was defined.
+        call: The call that it is of; None at the top level.
+        exits: The steps that return.
+        yields: What to do with each value that a generator hands out.
+    """
+
+    module: Module
+    function: ast.AST
+    _: KW_ONLY
+    outer: Frame | None = None
+    call: Call | None = None
+    returned: Value | None = None
+    yields: Callable[[Value], None] | None = None
+    env: dict[str, Value] = field(default_factory=dict)
+    globals: set[str] = field(default_factory=set)
+    nonlocals: set[str] = field(default_factory=set)
+    exits: list[Step] = field(default_factory=list)
+    loops: list[Leaving] = field(default_factory=list)
+    uid: int = field(default_factory=next_uid)
+
+    def __post_init__(self) -> None:
+        self.statement = self.function
+
+    @cached_property
+    def bound(self) -> set[str]:
+        """The names that the function assigns."""
+        is_def = isinstance(self.function, MethodDef)
+        own = statements_of(self.function) if is_def else ()
+        targets = (t for each in own for t in getattr(each, "targets", ()))
+        return {each.id for each in targets if isinstance(each, ast.Name)}
+
+    def owner(self, name: str) -> Frame | None:
+        """Return the frame that holds a name as this one sees it."""
+        each: Frame | None = self.outer if name in self.nonlocals else self
+        if name in self.globals:
+            each = self.top()
+        while each is not None:
+            if name in each.env:
+                return each
+            each = each.outer
+        return None
+
+    def binder(self, name: str) -> Frame:
+        """Return the frame in which an assignment here binds a name."""
+        if name in self.globals:
+            return self.top()
+        return (self.owner(name) or self) if name in self.nonlocals else self
+
+    def top(self) -> Frame:
+        """Return the frame of the module."""
+        frame = self
+        while frame.outer is not None:
+            frame = frame.outer
+        return frame
+
+    def look_up(self, name: str) -> tuple[Value, Frame | None]:
+        """Return what a name is here, and the frame that holds it, if one does."""
+        owner = self.owner(name)
+        if owner is not None:
+            return owner.env[name], owner
+        if name in self.bound:  # Further on, so it may be by an earlier turn.
+            return unknown(name), self
+        return external(name) if name in _BUILTINS else unknown(name), None
+
+
+@dataclass(eq=False)
+class Leaving:
+    """Where `break` and `continue` of one loop lead from."""
+
+    of: WalkedLoop | None = None
+    breaks: list[Step] = field(default_factory=list)
+    continues: list[Step] = field(default_factory=list)
+
 
 Body = Callable[[Value], None]  # binds an element of what is iterated, and runs
 RunStatement = Callable[["Walk", Any], None]  # a statement of one type
@@ -79,7 +177,6 @@ class Walk:
         sink: Where a value that is read now goes.
         turns: The plain loops around it, since the last epoch or dataset loop.
         iterated: The expressions from whose values loops take their elements.
-        catching: What the `try` and `suppress` around it catch.
         begun: The steps at which calls begin, by the numbers of their frames.
         depth: How many imports it is in, one within the other.
         seeded: The packages whose random generators have a seed.
@@ -105,7 +202,6 @@ class Walk:
         self.sink = VALUE
         self.turns: tuple[ast.AST, ...] = ()
         self.iterated: set[ast.expr] = set()
-        self.catching: tuple[str, ...] = ()
         self.active: list[ast.AST] = []
         self.visited: set[ast.AST] = set()
         self.num_guards = 0

@@ -21,12 +21,15 @@ from elasticrun import (
     remaining_steps_until,
     save_all_states,
 )
+from elasticrun.check.checked_run import CheckedRun, replays_of, snapshots_of
 from elasticrun.check.replica.checked_job import CheckedJob
 from elasticrun.check.replica.observing import import_from_copy
-from elasticrun.check.runs.checked_run import CheckedRun
-from elasticrun.check.runs.moments import moments_of, replays_of
-from elasticrun.check.runs.plan import Limits, Plan
-from elasticrun.check.runs.scenarios import RestartPlace, scenario_without_restart
+from elasticrun.check.scenarios import (
+    Limits,
+    Plan,
+    RestartPlace,
+    Scenario,
+)
 from elasticrun.job.trace import read_trace
 from elasticrun.testing import Settings, use_job
 
@@ -40,7 +43,7 @@ def plan(tmp_path: Path) -> Plan:
         writable=(),
         records=str(tmp_path / "records"),
         checkpoints=str(tmp_path / "checkpoints"),
-        leg=0,
+        generation=0,
         limits=Limits(max_epochs=2, max_batches=3),
     )
 
@@ -57,7 +60,7 @@ def train(num_epochs: int) -> list[list[list[int]]]:
 
 
 def boundaries_of(plan: Plan) -> list[str]:
-    run = CheckedRun(scenario_without_restart(1), Path(plan.records).parent)
+    run = CheckedRun(Scenario((1,)), Path(plan.records).parent)
     return list(map(str, run.boundaries))
 
 
@@ -73,7 +76,7 @@ def test_a_checked_program_keeps_the_trust_that_it_gives(plan: Plan) -> None:
     with use_job(CheckedJob(plan, settings=settings)):
         Variables(name="counts", last=RestartPlace(0, 0, 1))
         save_all_states()
-    with use_job(CheckedJob(replace(plan, leg=1), settings=settings)) as job:
+    with use_job(CheckedJob(replace(plan, generation=1), settings=settings)) as job:
         assert Variables(name="counts", last=None).last == RestartPlace(0, 0, 1)
         assert job.settings.save_interval == math.inf
 
@@ -109,15 +112,15 @@ def test_batches_are_counted_over_a_restart(plan: Plan) -> None:
         list(loader.batches(3))
 
     places = [RestartPlace(0, loop, 2, False) for loop in (2, 3)]
-    for leg, until in enumerate([*places, None]):
-        own = replace(plan, leg=leg, until=until)
+    for generation, until in enumerate([*places, None]):
+        own = replace(plan, generation=generation, until=until)
         with contextlib.suppress(JobStopped), use_job(CheckedJob(own)):
             step()
-    moments = moments_of(read_trace(plan.records))
-    ends = [m.num_batches for m in moments if m.key.kind == "leave"]
+    snapshots = snapshots_of(read_trace(plan.records))
+    ends = [m.num_batches for m in snapshots if m.key.kind == "leave"]
     assert ends == [2, 3, 3, 3]
     assert boundaries_of(plan)[-1] == "after0:3:3"
-    kinds = [m.key.kind for m in moments if m.key.loop >= 0]
+    kinds = [m.key.kind for m in snapshots if m.key.loop >= 0]
     assert kinds == [
         "enter", "leave", "enter", "leave", "enter",
         "skip", "skip", "continue", "leave", "enter",
@@ -155,7 +158,7 @@ def test_a_stop_that_is_put_off_comes_where_the_gradients_are_used(plan: Plan) -
     first = RestartPlace(0, 0, 1, False)
     with pytest.raises(JobStopped), use_job(CheckedJob(replace(plan, until=first))):
         step()
-    with use_job(CheckedJob(replace(plan, leg=1))):
+    with use_job(CheckedJob(replace(plan, generation=1))):
         step()
     assert boundaries_of(plan) == ["after0:0:2", "after0:0:4"]
 
@@ -167,12 +170,12 @@ def test_what_a_replay_changes_is_noted(plan: Plan) -> None:
     ):
         train(9)
     assert stopped.value.code == 75
-    with use_job(CheckedJob(replace(plan, leg=1))):
+    with use_job(CheckedJob(replace(plan, generation=1))):
         train(9)
-    moments = moments_of(read_trace(plan.records))
+    snapshots = snapshots_of(read_trace(plan.records))
     epoch = ["{0}:0:1", "{0}:0:2", "{0}:0:3", "{0}:end"]
     assert boundaries_of(plan) == [each.format(e) for e in (0, 1) for each in epoch]
-    (replay,) = replays_of(moments)
+    (replay,) = replays_of(snapshots)
     assert replay.stopped.fields["variables.epochs"] == 2
     assert replay.resumed.fields["variables.epochs"] == 2  # As the first run had it.
     assert [zone for zone, _ in replay.steps] == ["P", "P", "A"]
@@ -184,8 +187,8 @@ def test_files_that_a_program_changes_are_noted(plan: Plan) -> None:
     with use_job(CheckedJob(plan)):
         for _ in remaining_epochs_until(1):
             log.write_text("before\nand after\n")
-    moments = moments_of(read_trace(plan.records))
-    files = {moment.key.kind: moment.files for moment in moments}
+    snapshots = snapshots_of(read_trace(plan.records))
+    files = {snapshot.key.kind: snapshot.files for snapshot in snapshots}
     assert files["begin"] == {}
     assert files["end"]["log.txt"]["lines"] == 2
 

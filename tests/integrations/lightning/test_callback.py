@@ -542,7 +542,7 @@ def test_lightning_itself_trains_with_no_loaders_in_turn(job: Any) -> None:
         trainer.fit(Net(), CombinedLoader(loaders, "sequential"))
 
 
-@pytest.mark.parametrize("path", INTERNALS)
+@pytest.mark.parametrize("path", INTERNALS.split())
 def test_what_lightning_has_no_more_is_named(job: Any, path: str) -> None:
     trainer = patch(Trainer(**SILENT))
     trainer.strategy._lightning_module = Net()
@@ -561,7 +561,7 @@ def test_what_lightning_has_no_more_is_named(job: Any, path: str) -> None:
         trainer.callbacks[0].setup(trainer, trainer.lightning_module, "fit")
 
 
-@pytest.mark.parametrize("path", INTERNALS_BESIDE)
+@pytest.mark.parametrize("path", INTERNALS_BESIDE.split())
 def test_what_is_gone_beside_the_trainer_is_named(
     job: Any, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

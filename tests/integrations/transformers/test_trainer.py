@@ -28,11 +28,11 @@ from elasticrun import (
     world_size,
 )
 from elasticrun.integrations.transformers import ElasticMixin, ElasticTrainer
+from elasticrun.integrations.transformers.batches import SharedBatches
 from elasticrun.integrations.transformers.checks import (
     INTERNALS,
     INTERNALS_IN_TRAINING,
 )
-from elasticrun.integrations.transformers.evaluation import SharedBatches
 from elasticrun.testing import run_generation, start_generation
 from tests.integrations.transformers.training import (
     NUM_BATCHES,
@@ -303,7 +303,7 @@ def make(directory: Path, kind: Any = ElasticTrainer, **options: Any) -> Any:
     return kind(model=net("samples", 0.0), args=arguments, **(given | options))
 
 
-@pytest.mark.parametrize("path", INTERNALS)
+@pytest.mark.parametrize("path", INTERNALS.split())
 def test_what_transformers_has_no_more_is_named(
     job: Any, monkeypatch: pytest.MonkeyPatch, path: str, tmp_path: Path
 ) -> None:
@@ -313,7 +313,7 @@ def test_what_transformers_has_no_more_is_named(
         make(tmp_path)
 
 
-@pytest.mark.parametrize("name", INTERNALS_IN_TRAINING)
+@pytest.mark.parametrize("name", INTERNALS_IN_TRAINING.split())
 def test_what_a_trainer_that_trains_has_no_more_is_named(
     job: Any, name: str, tmp_path: Path
 ) -> None:

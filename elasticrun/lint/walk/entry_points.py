@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import TypeVar
 
-from elasticrun.lint import roles
+from elasticrun.lint import naming
 from elasticrun.lint.naming import named, written
 from elasticrun.lint.project import Module, Project
 from elasticrun.lint.values import Arguments, Class, Value
@@ -21,9 +21,8 @@ from elasticrun.lint.walk import (
     statements,
 )
 from elasticrun.lint.walk.expressions import attribute
-from elasticrun.lint.walk.frames import Frame, Function
 from elasticrun.lint.walk.functions import bind, run_function
-from elasticrun.lint.walk.walk import Handlers, Walk
+from elasticrun.lint.walk.walk import Frame, Function, Handlers, Walk
 
 _HANDLERS = Handlers(
     statements={
@@ -82,7 +81,7 @@ def _leading_to_elastic(
         words = (_words(cls.module, each) for each in cls.methods.values())
         bodies[cls.node.name] = set().union(*words)
     imported = ((k, v.name) for k, v in frame.env.items() if v.kind == "ext")
-    found = {name for name, meant in imported if roles.elastic_name(meant)}
+    found = {name for name, meant in imported if naming.elastic_name(meant)}
     found |= _ELASTIC
     while more := {name for name, words in bodies.items() if words & found} - found:
         found |= more

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticrun.check.runs.source import (
+from elasticrun.check.source import (
     copy_source,
     find_source,
     original_path,
@@ -45,7 +45,7 @@ def test_a_directory_that_is_too_large_is_not_copied(
     (tmp_path / "train.py").touch()
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "big").write_bytes(b"x" * 4096)
-    monkeypatch.setattr("elasticrun.check.runs.source._MOST_BYTES", 1024)
+    monkeypatch.setattr("elasticrun.check.source._MOST_BYTES", 1024)
     with pytest.raises(OptionError, match=r"--link data"):
         find_source(str(tmp_path / "train.py"), directory=str(tmp_path), linked=[])
     find_source(str(tmp_path / "train.py"), directory=str(tmp_path), linked=["data"])

@@ -1,11 +1,12 @@
-"""Where a check restarts a run: places in it, and what makes up a run."""
+"""Scenarios: where a run is restarted, and what each of its generations is to do."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 _TEXT = re.compile(
     r"(?P<after>after)?(?P<epoch>\d+):(?:(?P<loop>\d+):(?P<batch>\d+)|end)"
@@ -75,11 +76,11 @@ def parse_restart_place(text: str) -> RestartPlace:
 
 
 class Scenario(NamedTuple):
-    """The generations of a run, in their order; each is called a leg.
+    """The generations of a run, in their order, and how each ends.
 
     Attributes:
-        sizes: The number of replicas of each leg.
-        places: Where it is restarted: where each leg ends, but for the last one.
+        sizes: The number of replicas of each generation.
+        places: Where it is restarted: where each generation ends, but for the last one.
         is_killed: Whether they are killed there, after a checkpoint, and not stopped.
         is_float64: Whether the program computes in double precision.
     """
@@ -91,20 +92,22 @@ class Scenario(NamedTuple):
 
     @property
     def is_resized(self) -> bool:
-        """Whether not all legs have the same number of replicas."""
+        """Whether not all generations have the same number of replicas."""
         return len(set(self.sizes)) > 1
 
-    def is_resized_in(self, leg: int, size: int) -> bool:
-        """Return whether other replicas than so many have run up to a leg."""
-        return any(each != size for each in self.sizes[: leg + 1])
+    def is_resized_in(self, generation: int, size: int) -> bool:
+        """Return whether other replicas than so many have run up to a generation."""
+        return any(each != size for each in self.sizes[: generation + 1])
 
-    def end_of(self, leg: int) -> RestartPlace | None:
-        """Return where a leg ends; None for the end of the program."""
-        return self.places[leg] if leg < len(self.places) else None
+    def end_of(self, generation: int) -> RestartPlace | None:
+        """Return where a generation ends; None for the end of the program."""
+        return self.places[generation] if generation < len(self.places) else None
 
-    def until_leg(self, leg: int) -> Scenario:
-        """Return the scenario that is the same up to a leg, in which it ends."""
-        return self._replace(sizes=self.sizes[: leg + 1], places=self.places[:leg])
+    def until_generation(self, generation: int) -> Scenario:
+        """Return the scenario that is the same up to a generation, in which it ends."""
+        return self._replace(
+            sizes=self.sizes[: generation + 1], places=self.places[:generation]
+        )
 
     def describe(self) -> str:
         if not self.places:
@@ -123,11 +126,6 @@ class Scenario(NamedTuple):
         options += ["--replicas", ",".join(map(str, sizes))]
         options += ["--kill"] * self.is_killed
         return options + ["--float64"] * self.is_float64
-
-
-def scenario_without_restart(size: int, *, is_float64: bool = False) -> Scenario:
-    """Return the scenario without a restart."""
-    return Scenario((size,), is_float64=is_float64)
 
 
 def replicas_in_words(size: int) -> str:
@@ -165,3 +163,65 @@ def spread(boundaries: Sequence[RestartPlace], count: int) -> list[RestartPlace]
         boundaries[(number + 1) * len(boundaries) // (count + 1)]
         for number in range(min(count, len(boundaries)))
     ]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much of a script is run; 0 for all of it."""
+
+    max_epochs: int = 3
+    max_batches: int = 4
+
+    def samples(self, num_samples: int, batch_size: int) -> int:
+        """Return how many samples a loop delivers.
+
+        The last batch keeps its size: that one is often short, and then special.
+        """
+        if not self.max_batches or num_samples <= self.max_batches * batch_size:
+            return num_samples
+        rest = num_samples % batch_size or batch_size
+        return (self.max_batches - 1) * batch_size + rest
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one generation of a checked run is to do.
+
+    Attributes:
+        directory: The scratch copy to run in.
+        guarded: Folders in which nothing may be written, whatever is around them.
+        writable: Folders in which the program may write.
+        records: Where what is seen is noted.
+        checkpoints: Where the job keeps its checkpoints, whatever the program says.
+        generation: The number of this generation in its run, from 0.
+        until: Where it stops; None to run to the end.
+        is_killed: Whether it saves there, and is killed a boundary later.
+        is_float64: Whether the program computes in double precision.
+        watched: Fields, files and variables of which the lines are sought that
+            change them.
+        home: What `directory` is a copy of.
+    """
+
+    directory: str
+    guarded: tuple[str, ...]
+    writable: tuple[str, ...]
+    records: str
+    checkpoints: str
+    generation: int
+    limits: Limits = Limits()
+    until: RestartPlace | None = None
+    is_killed: bool = False
+    is_float64: bool = False
+    watched: tuple[str, ...] = ()
+    home: str = ""
+
+    def encode(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def decode_plan(values: Mapping[str, Any]) -> Plan:
+    """Return the plan that `encode` made these values from."""
+    until = None if values["until"] is None else RestartPlace(*values["until"])
+    lists = {name: tuple(values[name]) for name in ("guarded", "writable", "watched")}
+    limits = Limits(**values["limits"])
+    return Plan(**{**values, **lists, "until": until, "limits": limits})

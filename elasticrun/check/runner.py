@@ -10,10 +10,9 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from elasticrun.check.runs.checked_run import CheckedRun
-from elasticrun.check.runs.plan import Limits, Plan
-from elasticrun.check.runs.scenarios import Scenario
-from elasticrun.check.runs.source import WORK, ProgramSource, copy_source, own_arguments
+from elasticrun.check.checked_run import CheckedRun
+from elasticrun.check.scenarios import Limits, Plan, Scenario
+from elasticrun.check.source import WORK, ProgramSource, copy_source, own_arguments
 from elasticrun.errors import STOPPED
 from elasticrun.launcher import environment, processes
 from elasticrun.launcher.event_loop import EventLoop
@@ -33,7 +32,7 @@ _MOST_LINES = 2000
 _TIMES_BEFORE_TRAINING = 5
 
 
-class EngineError(Exception):
+class RunnerError(Exception):
     """No replica can be started at all."""
 
 
@@ -41,7 +40,7 @@ class ActiveRun:
     """Runs the script in one scenario, as the subscriber of its generations.
 
     Args:
-        plan: Of all legs, but for what differs between them.
+        plan: Of all generations, but for what differs between them.
         on_change: Called when other replicas run than before.
         hang_timeout: Seconds without a boundary after which a generation is ended.
 
@@ -70,7 +69,7 @@ class ActiveRun:
         self._starter = starter
         self._on_change = on_change
         self._hang_timeout = hang_timeout
-        self._leg = 0
+        self._number = 0
         self._began_at = 0.0
         self._generation: Generation | None = None
         self._clock = HangClock(None)
@@ -78,9 +77,9 @@ class ActiveRun:
 
     @property
     def _size(self) -> int:
-        return self.run.scenario.sizes[self._leg]
+        return self.run.scenario.sizes[self._number]
 
-    def begin_leg(self) -> None:
+    def begin_generation(self) -> None:
         self._starter.fork(self._size, self._start)
 
     def abandon(self) -> None:
@@ -93,22 +92,22 @@ class ActiveRun:
         if self.is_over:
             discard_all(replicas)
             return
-        scenario, leg, size = self.run.scenario, self._leg, self._size
+        scenario, number, size = self.run.scenario, self._number, self._size
         self._began_at = self._began_at or time.monotonic()
-        self.run.last_leg = leg
+        self.run.last_generation = number
         options = self._options(size)
         plan = replace(
             self._plan,
-            leg=leg,
-            until=scenario.end_of(leg),
+            generation=number,
+            until=scenario.end_of(number),
             is_killed=scenario.is_killed,
         )
-        round_ = RoundPlan(leg, size, 0, size, LOOPBACK, replicas[0].ports[0])
+        round_ = RoundPlan(number, size, 0, size, LOOPBACK, replicas[0].ports[0])
         orders = make_orders(options, round_)
         self.run.output = {}
         generation = self._generation = Generation(
             replicas,
-            number=leg,
+            number=number,
             offset=0,
             loop=self._loop,
             log_dir=options.log_dir,
@@ -165,10 +164,10 @@ class ActiveRun:
             return
         self.run.stacks = {each.rank: each.stack for each in generation.members}
         self.run.seconds = time.monotonic() - self._began_at
-        _judge(self.run, self._leg, generation.endings, reason)
-        self._leg += 1
-        if self.run.has_finished and self._leg < len(self.run.scenario.sizes):
-            self.begin_leg()
+        _judge(self.run, self._number, generation.endings, reason)
+        self._number += 1
+        if self.run.has_finished and self._number < len(self.run.scenario.sizes):
+            self.begin_generation()
         else:
             self.is_over = True
 
@@ -193,13 +192,13 @@ def _observed(order: Message, plan: Plan, trace: Path) -> Message:
     }
 
 
-def _judge(run: CheckedRun, leg: int, endings: list[Ending], reason: str) -> None:
-    """Note how a leg ended, unless it ended as it should."""
+def _judge(run: CheckedRun, number: int, endings: list[Ending], reason: str) -> None:
+    """Note how a generation ended, unless it ended as it should."""
     if reason:
         run.hang = reason
         return
     codes = [ending.code for ending in endings]
-    until = run.scenario.end_of(leg)
+    until = run.scenario.end_of(number)
     if until is None:
         is_expected = not any(codes)
     elif run.scenario.is_killed:  # The first one to die may take others along.
@@ -214,7 +213,7 @@ def _judge(run: CheckedRun, leg: int, endings: list[Ending], reason: str) -> Non
     run.failure = first_cause(endings) or endings[0]
 
 
-class Engine:
+class ScriptRunner:
     """Runs the script in scenarios; use it as a context manager.
 
     Args:
@@ -248,7 +247,7 @@ class Engine:
             on_failure=_give_up,
         )
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> ScriptRunner:
         processes.adopt_orphans()
         self._starter.start()
         return self
@@ -289,7 +288,7 @@ class Engine:
             writable=(str(self._folder), *self.source.writable),
             records=str(folder / "records"),
             checkpoints=str(folder / "checkpoints"),
-            leg=0,
+            generation=0,
             limits=self._limits,
             home=str(self.source.directory),
             is_float64=scenario.is_float64,
@@ -306,7 +305,7 @@ class Engine:
             hang_timeout=self._hang_timeout,
         )
         self._active_runs.append(active)
-        active.begin_leg()
+        active.begin_generation()
         return active
 
     def _end(self, active: ActiveRun) -> CheckedRun:
@@ -321,7 +320,7 @@ class Engine:
 
 
 def _give_up(why: str) -> None:
-    raise EngineError(why)
+    raise RunnerError(why)
 
 
 def _fits(scenario: Scenario, under_way: Sequence[ActiveRun]) -> bool:

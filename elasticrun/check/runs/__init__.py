@@ -1,1 +1,0 @@
-"""Taking a program through restarts."""
