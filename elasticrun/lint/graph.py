@@ -161,11 +161,11 @@ class WalkedLoop:
 
     Attributes:
         step: Its head, which asks for the next element.
-        turns: The plain loops around it, outer ones first, since the last one of these.
+        plain_loops: Those around it since the last one of these, outer ones first.
     """
 
     step: Step
-    turns: tuple[ast.AST, ...]
+    plain_loops: tuple[ast.AST, ...]
 
     @property
     def at(self) -> ast.AST:
@@ -318,7 +318,7 @@ class Event:
         text: A file's path or what is changed, as the program writes it.
         given: The values that a call is given, as far as they are seen.
         taints: Those of a loss, or of what is put somewhere.
-        turns: The plain loops around it, since the last epoch or dataset loop.
+        plain_loops: Those around it since the last epoch or dataset loop.
         is_seeded: Whether the generator behind a draw has a seed.
     """
 
@@ -334,7 +334,7 @@ class Event:
     given: Arguments = field(default_factory=Arguments)
     taints: frozenset[str] = NO_TAINTS
     loop: WalkedLoop | None = None
-    turns: tuple[ast.AST, ...] = ()
+    plain_loops: tuple[ast.AST, ...] = ()
     is_seeded: bool = False
     registered: bool = field(init=False)
 

@@ -242,7 +242,7 @@ class Program:
         """Return whether an event happens again after every restart, before epochs."""
         # Without any, ER002 says that all is repeated.
         has_epochs = bool(self.graph.epochs) or any(
-            loop.is_elastic and loop.sure and not (loop.turns or loop.outer)
+            loop.is_elastic and loop.sure and not (loop.plain_loops or loop.outer)
             for loop in self.graph.loops
         )
         is_early = self.zone(event.step) == "P" or event.step in self.zones.between

@@ -36,16 +36,16 @@ _KEPT = named(
 _ANEW = ("iterator", "file", "opaque")
 
 
-class Turns(NamedTuple):
-    """A loop that a restart may interrupt between its turns: its head and its steps."""
+class LoopBody(NamedTuple):
+    """A loop that a restart may interrupt between its iterations, with its steps."""
 
     head: Step
-    inside: set[Step]
+    steps: set[Step]
     loop: EpochLoop | DataLoop
 
 
 class CarriedValue(NamedTuple):
-    """A plain place that some turns write, and the writes that reach later turns."""
+    """A plain place that a loop writes, and the writes that reach later iterations."""
 
     place: ValuePlace
     survivors: list[Write]
@@ -98,19 +98,19 @@ class Dataflow:
             ),
         )
 
-    def carried(self, turns: Turns) -> Iterator[CarriedValue]:
-        """Yield what turns write and leave to later ones, if it is a new value."""
-        renewed = {each.place for each in turns.head.writes if each.how == "target"}
-        for place, writes in self._written(turns.inside).items():
+    def carried(self, body: LoopBody) -> Iterator[CarriedValue]:
+        """Yield what iterations leave to later ones, if it is a new value."""
+        renewed = {each.place for each in body.head.writes if each.how == "target"}
+        for place, writes in self._written(body.steps).items():
             if place in renewed:  # the loop's own variable
                 continue
             survivors = [
                 each
                 for each in writes
-                if turns.head in self.reached(each.step, place, turns.inside)
+                if body.head in self.reached(each.step, place, body.steps)
             ]
             every = self.writes[place]
-            first = [each for each in every if each.step not in turns.inside]
+            first = [each for each in every if each.step not in body.steps]
             if survivors and not _are_first_value(first, survivors):
                 yield CarriedValue(place, survivors)
 
@@ -128,26 +128,22 @@ class Dataflow:
         return {place: each for place, each in places.items() if not is_clock(each)}
 
     def seen_from(
-        self, turns: Turns, place: ValuePlace, exposed: set[Step]
+        self, body: LoopBody, place: ValuePlace, exposed: set[Step]
     ) -> list[Read]:
-        """Return where exposed steps read what an earlier turn has left in a place.
+        """Return where exposed steps read what an earlier iteration has left.
 
-        Where the same test stands around a write of the turn and a reading after it,
-        the reading sees that write. So it does where all writes stand under tests like
-        `epoch >= 5`: once one has been made, each later turn makes it again.
+        Where the same test stands around a write and a reading after it, the reading
+        sees that write. So it does where all writes stand under tests like
+        `epoch >= 5`: once one has been made, each later iteration makes it again.
         """
         fresh: list[tuple[int, set[tuple[str, bool]]]] = []
         for write in self.writes[place]:
             step = write.step
             guards = [each for each in step.guards if not _holds_first(each)]
             tests = _steady_tests(guards)
-            if (
-                write.how == "set"
-                and step in turns.inside
-                and len(tests) == len(guards)
-            ):
+            if write.how == "set" and step in body.steps and len(tests) == len(guards):
                 fresh.append((step.number, tests))
-        repeated_until = self._repeated_until(turns, place)
+        repeated_until = self._repeated_until(body, place)
 
         def is_old(read: Read) -> bool:
             if read.step.number > repeated_until:
@@ -157,23 +153,23 @@ class Dataflow:
             return not any(n < number and tests <= known for n, tests in fresh)
 
         reads = (each for each in self.reads[place] if each.step in exposed)
-        return [e for e in reads if e.step not in turns.inside or is_old(e)]
+        return [e for e in reads if e.step not in body.steps or is_old(e)]
 
-    def _repeated_until(self, turns: Turns, place: ValuePlace) -> float:
+    def _repeated_until(self, body: LoopBody, place: ValuePlace) -> float:
         """Return the step until which each epoch makes all writes of a place again."""
         changed = {
             write.name
-            for step in turns.inside
+            for step in body.steps
             for write in step.writes
             if write.how not in _NO_NEWS
         }
         last = 0
         for write in self.writes[place]:
-            if write.step not in turns.inside or write.how in _NO_NEWS:
+            if write.step not in body.steps or write.how in _NO_NEWS:
                 continue
-            guards = write.step.guards[len(turns.head.guards) :]
+            guards = write.step.guards[len(body.head.guards) :]
             is_plain = write.how == "set" and write.step.loop is None
-            if not is_plain or not all(_rises(e, turns, changed) for e in guards):
+            if not is_plain or not all(_rises(e, body, changed) for e in guards):
                 return math.inf
             last = max(last, write.step.number)
         return last
@@ -230,20 +226,20 @@ def steps_of(program: Program, loop: DataLoop) -> set[Step]:
 
 
 def _holds_first(guard: Guard) -> bool:
-    """Return whether a test like `i % n == 0` holds in the first turn of a loop."""
+    """Return whether a test like `i % n == 0` holds in a loop's first iteration."""
     is_remainder = {"enumerated", "modulo"} <= guard.taints and guard.holds
     return is_remainder and written(guard.test).endswith(" == 0")
 
 
 def _steady_tests(guards: Iterable[Guard]) -> set[tuple[str, bool]]:
-    """Return the tests that come out alike in a whole turn."""
+    """Return the tests that come out alike in a whole iteration."""
     steady = (each for each in guards if each.taints <= {"rank", "epoch"})
     return {(written(each.test), each.holds) for each in steady}
 
 
-def _rises(guard: Guard, turns: Turns, changed: set[str]) -> bool:
+def _rises(guard: Guard, body: LoopBody, changed: set[str]) -> bool:
     """Return whether a test such as `epoch >= 5` holds in all later epochs, too."""
-    if not (isinstance(turns.loop, EpochLoop) and isinstance(guard.test, ast.Compare)):
+    if not (isinstance(body.loop, EpochLoop) and isinstance(guard.test, ast.Compare)):
         return False
     left, ops, right = guard.test.left, guard.test.ops, guard.test.comparators
     rising = (ast.Gt, ast.GtE) if guard.holds else (ast.Lt, ast.LtE)
@@ -251,14 +247,14 @@ def _rises(guard: Guard, turns: Turns, changed: set[str]) -> bool:
     return (
         len(ops) == 1
         and isinstance(ops[0], rising)
-        and written(left) in {write.name for write in turns.head.writes} - changed
+        and written(left) in {write.name for write in body.head.writes} - changed
         and is_bound
         and written(right[0]) not in changed
     )
 
 
 def _are_first_value(first: list[Write], survivors: list[Write]) -> bool:
-    """Return whether each turn leaves the constant that is set before the loop."""
+    """Return whether each iteration leaves the constant from before the loop."""
     values = {_constant_of(each) for each in [*first, *survivors]}
     return bool(first) and len(values) == 1 and None not in values
 

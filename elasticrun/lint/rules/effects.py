@@ -172,7 +172,7 @@ def _is_emptied(program: Program, event: Event) -> bool:
     if not program.is_before_epochs(event):
         return False
     if event.name in ("os.remove", "os.unlink", "Path.unlink"):
-        return any(isinstance(each, ast.For) for each in event.turns)
+        return any(isinstance(each, ast.For) for each in event.plain_loops)
     return event.name == "shutil.rmtree" and any(
         written(path) == written(node)
         for path in given

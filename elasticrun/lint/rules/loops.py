@@ -30,8 +30,11 @@ def _bounds(program: Program) -> Iterator[Finding]:
     steps = [each for each in program.graph.loops if each.loader.kind == "steps"]
     loops: list[EpochLoop | DataLoop] = [*program.graph.epochs, *steps]
     for loop in loops:
-        turns = [*([loop.epoch.at] if loop.epoch is not None else []), *loop.turns]
-        for around in turns[-1:]:
+        plain_loops = [
+            *([loop.epoch.at] if loop.epoch is not None else []),
+            *loop.plain_loops,
+        ]
+        for around in plain_loops[-1:]:
             if _is_fixed(loop, around) and _is_entered_again(program, loop, around):
                 what = "epoch" if isinstance(loop, EpochLoop) else "step"
                 message = (
@@ -97,44 +100,52 @@ def _ranges(program: Program) -> Iterator[Finding]:
     """Yield plain loops around loops over loaders, or steps, that begin at 0 again."""
     counted = {event.at for event in program.events("counted")}
     # What is around whole loops of epochs is no loop of epochs itself.
-    seen = {turn for epoch in program.graph.epochs for turn in epoch.turns}
+    seen = {
+        plain_loop for epoch in program.graph.epochs for plain_loop in epoch.plain_loops
+    }
     for loop in program.graph.loops:
-        turn = next(iter(loop.turns), None)
+        plain_loop = next(iter(loop.plain_loops), None)
         is_outside = loop.sure and loop.epoch is None and loop.loader.kind == "loader"
-        if turn is None or turn in seen or not is_outside:
+        if plain_loop is None or plain_loop in seen or not is_outside:
             continue
-        if turn in counted or _counts(turn):
-            seen.add(turn)
+        if plain_loop in counted or _counts(plain_loop):
+            seen.add(plain_loop)
             message = (
                 "epoch loop by `while`: a restart does not enter it where it was left"
-                if isinstance(turn, ast.While)
+                if isinstance(plain_loop, ast.While)
                 else "epoch loop over range(): every restart begins again at epoch 0"
             )
-            yield program.finding(ER002, _head(program, turn), message)
-    asking = {turn for event in program.events("asked") for turn in event.turns}
+            yield program.finding(ER002, _head(program, plain_loop), message)
+    asking = {
+        plain_loop
+        for event in program.events("asked")
+        for plain_loop in event.plain_loops
+    }
     for event in program.events("trained", role="optimizer"):
         is_outside = event.step.epoch is None and event.step.loop is None
-        if not is_outside or not event.registered or not event.turns:
+        if not is_outside or not event.registered or not event.plain_loops:
             continue
-        if event.turns[0] not in seen and not asking & set(event.turns):
-            seen.add(event.turns[0])
+        if event.plain_loops[0] not in seen and not asking & set(event.plain_loops):
+            seen.add(event.plain_loops[0])
             message = (
                 "training loop without a boundary: the job neither saves nor stops "
                 "before its end, and a restart begins it again"
             )
             help_text = "loop over remaining_steps_until(n), or over a loader"
-            where = _head(program, event.turns[0])
+            where = _head(program, event.plain_loops[0])
             yield program.finding(ER002, where, message, help_text=help_text)
 
 
-def _head(program: Program, turn: ast.AST) -> Site:
-    return Site(turn, next(e for e in program.graph.steps if e.node is turn))
+def _head(program: Program, plain_loop: ast.AST) -> Site:
+    return Site(
+        plain_loop, next(e for e in program.graph.steps if e.node is plain_loop)
+    )
 
 
-def _counts(turn: ast.AST) -> bool:
-    if isinstance(turn, ast.While):
+def _counts(plain_loop: ast.AST) -> bool:
+    if isinstance(plain_loop, ast.While):
         return True
-    text = written(turn.iter) if isinstance(turn, ast.For) else ""
+    text = written(plain_loop.iter) if isinstance(plain_loop, ast.For) else ""
     return "range(" in text or "count(" in text
 
 

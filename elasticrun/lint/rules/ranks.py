@@ -212,16 +212,17 @@ def _cut_short(program: Program) -> Iterator[Finding]:
     trained = program.events("trained", role="optimizer")
     for event in program.events("left"):
         loop = event.step.loop
-        if event.loop is not None or loop is None or not loop.sure or not event.turns:
+        if event.loop is not None or loop is None or not loop.sure:
             continue
-        turn = event.turns[-1]
-        if not any(turn in e.turns and e.step.loop is loop for e in trained):
+        around = next(reversed(event.plain_loops), None)
+        own = [each for each in trained if each.step.loop is loop]
+        if around is None or not any(around in each.plain_loops for each in own):
             continue
-        inside = set(ast.walk(turn))
+        inside = set(ast.walk(around))
         for guard in event.step.guards:
             if guard.test in inside and "batch" in guard.taints:
                 message = (
-                    f"how many steps the loop at line {getattr(turn, 'lineno', 0)} "
+                    f"how many steps the loop at line {getattr(around, 'lineno', 0)} "
                     "takes depends on this replica's part of the batch"
                 )
                 help_text = "let all replicas decide it: all_reduce the value first"

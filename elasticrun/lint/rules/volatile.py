@@ -23,7 +23,7 @@ from elasticrun.lint.rules.dataflow import (
     PARTIAL,
     CarriedValue,
     Dataflow,
-    Turns,
+    LoopBody,
     steps_of,
 )
 from elasticrun.lint.values import Value, fields_of, sampling
@@ -38,41 +38,41 @@ def check(program: Program) -> Iterator[Finding]:
     """Yield the findings about volatile values."""
     flow = Dataflow(program)
     lost: set[ValuePlace] = set()  # the places that ER301 has reported
-    for turns in _turns(program):
-        for carried in flow.carried(turns):
-            if isinstance(turns.loop, EpochLoop):
-                yield from _over_epochs(flow, turns, carried, lost)
+    for body in _loop_bodies(program):
+        for carried in flow.carried(body):
+            if isinstance(body.loop, EpochLoop):
+                yield from _over_epochs(flow, body, carried, lost)
             elif carried.place not in lost:
-                yield from _over_turns(flow, turns, carried, lost)
+                yield from _over_batches(flow, body, carried, lost)
     yield from behind(flow, lost)
 
 
-def _turns(program: Program) -> Iterator[Turns]:
+def _loop_bodies(program: Program) -> Iterator[LoopBody]:
     """Yield the epochs, then the loops over loaders."""
     graph = program.graph
     for epoch in graph.epochs:
         if program.zones.loops_of(epoch):
             inside = {step for step in graph.steps if step.epoch is epoch}
-            yield Turns(epoch.step, inside, epoch)
+            yield LoopBody(epoch.step, inside, epoch)
     for loop in graph.loops:
         if loop.is_elastic and loop.sure and not loop.outer:
-            yield Turns(loop.step, steps_of(program, loop), loop)
+            yield LoopBody(loop.step, steps_of(program, loop), loop)
 
 
 def _over_epochs(
-    flow: Dataflow, turns: Turns, carried: CarriedValue, lost: set[ValuePlace]
+    flow: Dataflow, body: LoopBody, carried: CarriedValue, lost: set[ValuePlace]
 ) -> Iterator[Finding]:
     """Yield the finding of a place whose value is read in a later epoch, or behind."""
     program, place = flow.program, carried.place
-    assert isinstance(turns.loop, EpochLoop)
-    loop = program.zones.loops_of(turns.loop)[0]
-    reads = flow.seen_from(turns, place, flow.reached(turns.head, place))
-    loudness = flow.loudness(each for each in reads if each.step in turns.inside)
-    if not loudness and turns.head in flow.reached(turns.head, place, turns.inside):
+    assert isinstance(body.loop, EpochLoop)
+    loop = program.zones.loops_of(body.loop)[0]
+    reads = flow.seen_from(body, place, flow.reached(body.head, place))
+    loudness = flow.loudness(each for each in reads if each.step in body.steps)
+    if not loudness and body.head in flow.reached(body.head, place, body.steps):
         loudness = flow.loudness(reads)
     if loudness:
         write = _telling(carried)
-        if _ends_at_once(turns, carried, reads, program):
+        if _ends_at_once(body, carried, reads, program):
             return
         lost.add(place)
         if is_once(write.step):
@@ -96,34 +96,34 @@ def _over_epochs(
 
 
 def _ends_at_once(
-    turns: Turns, carried: CarriedValue, reads: list[Read], program: Program
+    body: LoopBody, carried: CarriedValue, reads: list[Read], program: Program
 ) -> bool:
     """Return whether a place is a flag that ends the epochs right behind its change."""
     last = max(each.step.number for each in carried.survivors)
     guards = [
         guard
         for event in program.events("left")
-        if event.loop is turns.loop
+        if event.loop is body.loop
         for guard in event.step.guards
     ]
     leaving = {id(each.test) for each in guards if each.holds}
     return all(id(each.at) in leaving and each.step.number > last for each in reads)
 
 
-def _over_turns(
-    flow: Dataflow, turns: Turns, carried: CarriedValue, lost: set[ValuePlace]
+def _over_batches(
+    flow: Dataflow, body: LoopBody, carried: CarriedValue, lost: set[ValuePlace]
 ) -> Iterator[Finding]:
-    """Yield the finding of a place that decides something in a later turn."""
-    loop = turns.loop
+    """Yield the finding of a place that decides something in a later iteration."""
+    loop = body.loop
     assert not isinstance(loop, EpochLoop)
     in_epoch = loop.epoch is not None
     if in_epoch:  # ER302 speaks of its sums.
         plain = [each for each in carried.survivors if each.how not in PARTIAL]
         carried = carried._replace(survivors=plain)
-    exposed = flow.reached(turns.head, carried.place, turns.inside) & turns.inside
-    loudness = flow.loudness(flow.seen_from(turns, carried.place, exposed))
+    exposed = flow.reached(body.head, carried.place, body.steps) & body.steps
+    loudness = flow.loudness(flow.seen_from(body, carried.place, exposed))
     # What is only shown is lost if it never begins anew.
-    own = (each for each in flow.writes[carried.place] if each.step in turns.inside)
+    own = (each for each in flow.writes[carried.place] if each.step in body.steps)
     is_sum = not in_epoch and all(each.how in PARTIAL for each in own)
     is_seen = loudness == "decides" or (loudness == "shown" and is_sum)
     if not carried.survivors or not is_seen:
@@ -133,7 +133,7 @@ def _over_turns(
     if is_once(write.step):
         return
     message = (
-        f"`{write.name}` is changed in the loop at line {turns.head.line} and read in "
+        f"`{write.name}` is changed in the loop at line {body.head.line} and read in "
         "a later turn; a restart sets it back to its first value"
     )
     severity = "E" if loudness == "decides" else "W"

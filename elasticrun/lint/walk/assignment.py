@@ -35,12 +35,18 @@ def assign(walk: Walk, target: ast.expr, value: Value, how: str) -> None:
 
 
 def _fills(walk: Walk, key: ast.expr) -> bool:
-    """Return whether each turn of `for key in range(n):` sets its item of something."""
-    turn = next(reversed(walk.turns), None)
-    if not isinstance(turn, ast.For) or walk.frame.statement not in turn.body:
+    """Return whether each iteration of `for key in range(n):` sets its own item."""
+    plain_loop = next(reversed(walk.plain_loops), None)
+    if (
+        not isinstance(plain_loop, ast.For)
+        or walk.frame.statement not in plain_loop.body
+    ):
         return False
-    is_whole = isinstance(turn.iter, ast.Call) and last_name(turn.iter.func) == "range"
-    return is_whole and written(turn.target) == written(key)
+    is_whole = (
+        isinstance(plain_loop.iter, ast.Call)
+        and last_name(plain_loop.iter.func) == "range"
+    )
+    return is_whole and written(plain_loop.target) == written(key)
 
 
 def _assign_name(walk: Walk, target: ast.Name, value: Value, how: str) -> None:

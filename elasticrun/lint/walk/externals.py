@@ -132,7 +132,7 @@ def next_(walk: Walk, it: Called) -> Value | None:
     if not it.args:
         return None
     source = it.args[0]
-    walk.note(it.node, "asked", source, turns=walk.turns)
+    walk.note(it.node, "asked", source, plain_loops=walk.plain_loops)
     is_batch = bool(elastic_loaders_in(source))
     return unknown(taints=it.taints | frozenset(("batch",) if is_batch else ()))
 

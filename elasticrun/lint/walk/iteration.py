@@ -148,13 +148,14 @@ def looping(
 ) -> Iterator[None]:
     """Stand on a loop's head; what runs inside leads back to it.
 
-    A loop that may be skipped leaves what was there before; the others have a turn,
-    also if a `break` at the top of their body ends them: that is the next turn's.
+    A loop that may be skipped leaves what was there before; the others have one
+    iteration, also if a `break` at the top of their body ends them: that is the next
+    one's.
     """
     leaving = Leaving(of)
     walk.frame.loops.append(leaving)
-    turns = walk.turns
-    walk.turns = (*turns, head.node) if of is None else ()
+    plain_loops = walk.plain_loops
+    walk.plain_loops = (*plain_loops, head.node) if of is None else ()
     yield
     ends = [*walk.here, *leaving.continues]
     for each in ends:
@@ -167,7 +168,7 @@ def looping(
         first = next(written, head.number)
         breaks = [each for each in breaks if each.number > first]
     walk.here = [*([head] if is_skipped or not ends else ends), *breaks]
-    walk.current, walk.turns = head, turns
+    walk.current, walk.plain_loops = head, plain_loops
 
 
 def _repeated(walk: Walk, node: ast.AST, body: Body, element: Value) -> None:
@@ -176,8 +177,8 @@ def _repeated(walk: Walk, node: ast.AST, body: Body, element: Value) -> None:
 
 
 @contextlib.contextmanager
-def _turn(walk: Walk, leaving: Leaving) -> Iterator[None]:
-    """Run one turn of a loop whose body is walked through for several elements."""
+def _iteration(walk: Walk, leaving: Leaving) -> Iterator[None]:
+    """Run an iteration of a loop whose body is walked through for some elements."""
     walk.frame.loops.append(leaving)
     yield
     walk.frame.loops.pop()
@@ -188,13 +189,13 @@ def _turn(walk: Walk, leaving: Leaving) -> Iterator[None]:
 def _unrolled(walk: Walk, elements: list[Value], node: ast.AST, body: Body) -> None:
     """Walk through a loop's body once for each of a few elements."""
     leaving = Leaving()
-    turns, walk.turns = walk.turns, (*walk.turns, node)
+    plain_loops, walk.plain_loops = walk.plain_loops, (*walk.plain_loops, node)
     for element in elements:
         walk.step(node)
-        with _turn(walk, leaving):
+        with _iteration(walk, leaving):
             body(element)
     walk.here += leaving.breaks
-    walk.turns = turns
+    walk.plain_loops = plain_loops
 
 
 def _data_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
@@ -202,7 +203,7 @@ def _data_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     is_sure = value.kind != "unknown" and value.sure
     is_elastic = value.kind != "plain_loader"
     loop = DataLoop(
-        walk.step(node), walk.turns, _loop_text(node), value, sure=is_sure,
+        walk.step(node), walk.plain_loops, _loop_text(node), value, sure=is_sure,
         is_elastic=is_elastic,
     )  # fmt: skip
     walk.graph.loops.append(loop)
@@ -236,7 +237,7 @@ def _epoch_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     made = value.node
     assert isinstance(made, ast.Call)
     given = next(iter((*made.args, *(each.value for each in made.keywords))), None)
-    loop = EpochLoop(walk.step(node), walk.turns, given, value.parts[0])
+    loop = EpochLoop(walk.step(node), walk.plain_loops, given, value.parts[0])
     walk.graph.epochs.append(loop)
     with looping(walk, loop.step, loop, is_skipped=True):
         outer, walk.epoch = walk.epoch, loop
@@ -265,7 +266,7 @@ def _generator(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
         num_yields += 1
         # The body belongs to the loop's function, not to the generator's.
         active, walk.active = walk.active, walk.active[:-1]
-        with walk.inside(frame), _turn(walk, leaving):
+        with walk.inside(frame), _iteration(walk, leaving):
             walk.step(node)  # in the file of the loop
             body(element)
         walk.active = active

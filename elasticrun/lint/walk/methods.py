@@ -107,7 +107,9 @@ def step(walk: Walk, it: MethodCalled) -> Value:
     """Note a step of an optimizer, or of one that a scaler is given; walk closures."""
     is_scaled = it.receiver.kind == "scaler" and bool(it.args)
     stepped = it.args[0] if is_scaled else it.receiver
-    walk.note(it.node, "trained", stepped, role="optimizer", turns=walk.turns)
+    walk.note(
+        it.node, "trained", stepped, role="optimizer", plain_loops=walk.plain_loops
+    )
     for closure in it.values:
         if closure.kind == "func":
             return call_function(walk, closure, it.node, Arguments())
@@ -223,7 +225,9 @@ def move(walk: Walk, it: MethodCalled) -> None:
     if it.receiver.kind == "unknown":
         given = Arguments([it.receiver])
         name = f"Path.{it.name}"
-        walk.note(it.node, "moved", name=name, given=given, turns=walk.turns)
+        walk.note(
+            it.node, "moved", name=name, given=given, plain_loops=walk.plain_loops
+        )
 
 
 def open_path(walk: Walk, it: MethodCalled) -> Value | None:

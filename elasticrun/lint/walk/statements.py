@@ -56,7 +56,7 @@ def _run_leaving(walk: Walk, node: ast.Break | ast.Continue) -> None:
             leaving.continues.append(step)
         else:
             leaving.breaks.append(step)
-            walk.note(node, "left", loop=leaving.of, turns=walk.turns)
+            walk.note(node, "left", loop=leaving.of, plain_loops=walk.plain_loops)
     walk.here = []
 
 

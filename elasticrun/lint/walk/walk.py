@@ -145,8 +145,8 @@ class Handlers(NamedTuple):
     iterate: Callable[[Walk, Value, ast.AST, Body], None]
 
 
-class _Within:
-    """Something of a walk is another one inside of this."""
+class _Replaced:
+    """Gives an attribute of a walk another value while this context lasts."""
 
     def __init__(self, walk: Walk, name: str, inner: object) -> None:
         self.walk, self.name, self.inner = walk, name, inner
@@ -175,7 +175,7 @@ class Walk:
         epoch, loop: The loops in whose bodies the walk is.
         guards: The conditions under which it is where it is.
         sink: Where a value that is read now goes.
-        turns: The plain loops around it, since the last epoch or dataset loop.
+        plain_loops: Those around it since the last epoch or dataset loop.
         iterated: The expressions from whose values loops take their elements.
         begun: The steps at which calls begin, by the numbers of their frames.
         depth: How many imports it is in, one within the other.
@@ -200,7 +200,7 @@ class Walk:
         self.loop: DataLoop | None = None
         self.guards: tuple[Guard, ...] = ()
         self.sink = VALUE
-        self.turns: tuple[ast.AST, ...] = ()
+        self.plain_loops: tuple[ast.AST, ...] = ()
         self.iterated: set[ast.expr] = set()
         self.active: list[ast.AST] = []
         self.visited: set[ast.AST] = set()
@@ -290,17 +290,17 @@ class Walk:
         self.num_guards += 1
         return Guard(self.num_guards, test, True, taints, self.frame.function)
 
-    def guarded(self, guard: Guard) -> _Within:
+    def guarded(self, guard: Guard) -> _Replaced:
         """Note the condition under which the steps inside run."""
-        return _Within(self, "guards", (*self.guards, guard))
+        return _Replaced(self, "guards", (*self.guards, guard))
 
-    def into(self, sink: Sink) -> _Within:
+    def into(self, sink: Sink) -> _Replaced:
         """Say where the values that are read inside go."""
-        return _Within(self, "sink", sink)
+        return _Replaced(self, "sink", sink)
 
-    def inside(self, frame: Frame) -> _Within:
+    def inside(self, frame: Frame) -> _Replaced:
         """Go on in another call, or in a module."""
-        return _Within(self, "frame", frame)
+        return _Replaced(self, "frame", frame)
 
     # What is noted.
 
