@@ -168,7 +168,10 @@ class CauseFinder:
             own = [line for line in lines if line.field == change.name]
             cause = self._located(change, own[0]) if own else change
             rule, message = self._rule_at(cause.path, cause.line)
-            rule = rule or _likely_rule(change)
+            if not rule:  # What such a change is, where the linter has nothing.
+                is_file = change.name.startswith(FILE_PREFIX)
+                is_appended = change.before and change.after
+                rule = "ER107" if not is_file else "ER104" if is_appended else ""
             causes.append(cause._replace(rule=rule, message=message))
         return _unique(causes)
 
@@ -256,10 +259,3 @@ def _rank(change: Cause) -> tuple[int, bool, str]:
     is_plain = not isinstance(change.after, dict)
     is_hidden = "._" in change.name
     return (2 - is_count - is_plain, is_hidden, change.name)
-
-
-def _likely_rule(change: Cause) -> str:
-    """Return the rule for such a change where the linter has nothing at its line."""
-    if change.name.startswith(FILE_PREFIX):
-        return "ER104" if change.before and change.after else ""
-    return "ER107"

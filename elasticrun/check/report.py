@@ -211,7 +211,12 @@ def problem_of(
     """
     if run.missed is not None:
         return _missed(run, boundaries)
-    problem = _hung(run, source) if run.hang else _failed(run, finder)
+    if run.hang:
+        waits = (where_it_waits(*each, source) for each in run.stacks.items())
+        text = f"the script hangs {_when(run)}: {run.hang}"
+        problem = Problem(ExitCode.HANG, text, "\n".join(waits))
+    else:
+        problem = _failed(run, finder)
     problem.scenario = run.failing_scenario if run.scenario.places else None
     return problem
 
@@ -224,14 +229,6 @@ def _missed(run: CheckedRun, boundaries: Sequence[RestartPlace]) -> Problem:
         f"the program never came to {run.missed}"
         + (f"; the last batches of its loops are {have}" if have else "")
         + ". Give a place that it passes, or raise --max-epochs and --max-batches.",
-    )
-
-
-def _hung(run: CheckedRun, source: ProgramSource) -> Problem:
-    return Problem(
-        ExitCode.HANG,
-        f"the script hangs {_when(run)}: {run.hang}",
-        "\n".join(where_it_waits(*each, source) for each in run.stacks.items()),
     )
 
 

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from elasticrun.lint.options import (
     ConfigurationError,
-    LintOptions,
     find_pyproject,
     read_options,
 )
 from elasticrun.lint.rules.table import RULES
 
 if TYPE_CHECKING:
-    from elasticrun.lint.engine import LintProblem, LintResult
+    from elasticrun.lint.engine import LintResult
     from elasticrun.lint.finding import Finding
 
 CLEAN, FOUND, COULD_NOT = 0, 1, 2
@@ -81,8 +80,22 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _lint(options: argparse.Namespace) -> int:
+    from elasticrun.lint.engine import lint_paths, lint_text
+    from elasticrun.lint.project import decode
+
+    is_text = options.paths == ["-"]
+    first = options.stdin_filename if is_text else Path(options.paths[0])
     try:
-        result = _result(options)
+        base = read_options(find_pyproject(first if first.is_dir() else first.parent))
+        chosen = base._replace(
+            select=options.select or base.select,
+            ignore=(*base.ignore, *options.ignore),
+            pedantic=options.pedantic or base.pedantic,
+        )
+        if is_text:
+            result = lint_text(decode(sys.stdin.buffer.read()), str(first), chosen)
+        else:
+            result = lint_paths(map(Path, options.paths), chosen)
     except (ConfigurationError, SyntaxError, ValueError) as error:
         _complain(f"elasticrun lint: {error}")
         return COULD_NOT
@@ -94,34 +107,6 @@ def _lint(options: argparse.Namespace) -> int:
     if result.problems:
         return COULD_NOT
     return FOUND if result.findings else CLEAN
-
-
-def _result(options: argparse.Namespace) -> LintResult:
-    """Lint what is asked for.
-
-    Raises:
-        ConfigurationError: A setting is wrong.
-        SyntaxError, ValueError: Standard input cannot be read.
-    """
-    from elasticrun.lint.engine import lint_paths, lint_text
-    from elasticrun.lint.project import decode
-
-    if options.paths == ["-"]:
-        path = options.stdin_filename
-        chosen = _chosen(options, path)
-        return lint_text(decode(sys.stdin.buffer.read()), str(path), chosen)
-    paths = [Path(each) for each in options.paths]
-    return lint_paths(paths, _chosen(options, paths[0]))
-
-
-def _chosen(options: argparse.Namespace, first: Path) -> LintOptions:
-    """Return the settings of pyproject.toml, those of the command line over them."""
-    base = read_options(find_pyproject(first if first.is_dir() else first.parent))
-    return base._replace(
-        select=options.select or base.select,
-        ignore=(*base.ignore, *options.ignore),
-        pedantic=options.pedantic or base.pedantic,
-    )
 
 
 def add_rule_arguments(parser: argparse.ArgumentParser) -> None:
@@ -164,7 +149,9 @@ def _report(result: LintResult, form: str) -> str:
     as_lines = {"text": _text, "github": _github}[form]
     lines = [as_lines(each) for each in result.findings]
     if form == "github":
-        lines += [_github_problem(each) for each in result.problems]
+        for each in result.problems:
+            position = f"file={_property(each.path)},line={each.line}"
+            lines.append(f"::error {position},title=elasticrun::{_data(each.message)}")
     return "\n".join(lines)
 
 
@@ -199,11 +186,6 @@ def _github(finding: Finding) -> str:
     text = _data(f"{finding.message}. Help: {finding.help}")
     level = _GITHUB[finding.severity]
     return f"::{level} {position},title=elasticrun {finding.code}::{text}"
-
-
-def _github_problem(problem: LintProblem) -> str:
-    position = f"file={_property(problem.path)},line={problem.line}"
-    return f"::error {position},title=elasticrun::{_data(problem.message)}"
 
 
 def _data(text: str) -> str:

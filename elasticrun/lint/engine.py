@@ -175,25 +175,23 @@ def _giving_up(result: LintResult, module: Module) -> Iterator[None]:
     """Note what goes wrong with one file, and go on with the next."""
     try:
         yield
-    except Exception as error:
-        result.problems.append(LintProblem(module.name, 1, _why_given_up(error)))
-
-
-def _why_given_up(error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return (
+        return
+    except RecursionError:
+        why = (
             "nested too deep to be looked through, so nothing is said about this file. "
             "Cut its longest expression in two."
         )
-    if isinstance(error, TooMuchError):
-        return (
+    except TooMuchError:
+        why = (
             f"takes more than {MAX_WORK:,} steps to be looked through, so not all that "
             "there is to find in it is said. Divide it into smaller programs."
         )
-    return (
-        f"internal error: {type(error).__name__}: {error}. Nothing is said about this "
-        "file; please report it with the file."
-    )
+    except Exception as error:
+        why = (
+            f"internal error: {type(error).__name__}: {error}. Nothing is said about "
+            "this file; please report it with the file."
+        )
+    result.problems.append(LintProblem(module.name, 1, why))
 
 
 def _roots(project: Project, result: LintResult) -> list[Module]:

@@ -191,7 +191,6 @@ class EpochLoop(WalkedLoop):
     """A loop over `remaining_epochs_until`."""
 
     bound: ast.expr | None
-    bound_value: Value | None
 
 
 @dataclass(eq=False, repr=False)

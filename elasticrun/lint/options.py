@@ -76,31 +76,22 @@ def read_options(path: Path | None) -> LintOptions:
     table: Any = _parse(text, path) if _SECTION in text else {}
     for key in ("tool", "elasticrun", "lint"):
         table = table.get(key, {}) if isinstance(table, dict) else {}
-    settings = _options(table if isinstance(table, dict) else {}, path)
-    return settings._replace(root=path.parent)
+    return _options(table if isinstance(table, dict) else {}, path)
 
 
 def _options(table: dict[str, Any], path: Path) -> LintOptions:
+    values: dict[str, Any] = {}
     for key, value in table.items():
-        if not _fits(key, value):
+        is_list = isinstance(value, list) and all(isinstance(e, str) for e in value)
+        is_right = is_list if key in _LISTS else isinstance(value, bool)
+        if not is_right or key not in (*_LISTS, "pedantic"):
             raise ConfigurationError(
                 f"{path}: [tool.elasticrun.lint] {key} = {value!r} is not a setting of "
                 f"the linter. Settings are {', '.join(_LISTS)}: lists of texts; and "
                 "pedantic, true or false."
             )
-    values: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in table.items()
-    }
-    return LintOptions(**values)
-
-
-def _fits(key: str, value: Any) -> bool:
-    """Return whether a value is one for a setting of that name."""
-    if key == "pedantic":
-        return isinstance(value, bool)
-    is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
-    return key in _LISTS and is_list
+        values[key] = tuple(value) if is_list else value
+    return LintOptions(**values, root=path.parent)
 
 
 def _parse(text: str, path: Path) -> Any:

@@ -58,9 +58,6 @@ class Zones:
         """Return the elastic loops that stand in one epoch loop."""
         return [loop for loop in self._heads.values() if loop.epoch is epoch]
 
-    def zone(self, step: Step) -> str:
-        return self.names.get(step, "")
-
     def next_loop(self, step: Step) -> DataLoop | None:
         """Return the nearest loop that may still run after a step in its epoch."""
         seen: set[Step] = set()
@@ -171,7 +168,7 @@ class Program:
         return Site(value.node, self.graph.steps[value.made_at])
 
     def zone(self, step: Step) -> str:
-        return self.zones.zone(step)
+        return self.zones.names.get(step, "")
 
     def finding(
         self,

@@ -1,4 +1,4 @@
-"""Clean scripts with one thing changed: a mistake is found, a rewriting is not."""
+"""Scripts as people write them, one thing changed: silent but for mistakes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from elasticrun.lint.engine import lint_paths
 from elasticrun.lint.finding import Finding
 from tests.lint.mistakes import Mistake, read_mistakes
 
-CLEAN = Path(__file__).parent / "clean"
-SCRIPTS = sorted(CLEAN.rglob("*.py"))
+STYLES = Path(__file__).parent / "styles"
+SCRIPTS = sorted(STYLES.rglob("*.py"))
 
-MISTAKES = read_mistakes(CLEAN / "mistakes.diff")
+MISTAKES = read_mistakes(STYLES / "mistakes.diff")
 
 REWRITINGS = [
     ("flat.py", "in test_loader:", "in iter(test_loader):"),
@@ -56,8 +56,9 @@ ADDED = {
 def lint_changed(
     tmp_path: Path, name: str, change: Callable[[str], str]
 ) -> list[Finding]:
-    """Return what is found in a clean script that was changed."""
-    for source in (CLEAN / name).parent.glob("*.py") if "/" in name else [CLEAN / name]:
+    """Return what is found in a script that was changed."""
+    path = STYLES / name
+    for source in path.parent.glob("*.py") if "/" in name else [path]:
         text = source.read_text(encoding="utf-8")
         if source.name == Path(name).name:
             text = change(text)
@@ -68,7 +69,7 @@ def lint_changed(
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_clean_scripts_have_no_findings(path: Path) -> None:
+def test_a_correct_script_has_no_findings(path: Path) -> None:
     result = lint_paths([path])
     assert not result.problems
     assert [(each.code, each.line, each.message) for each in result.findings] == []

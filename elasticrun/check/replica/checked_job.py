@@ -92,7 +92,12 @@ class Recorder:
         )
 
     def variables(self, job: Job, *, only: Sequence[str] = ()) -> dict[str, Any]:
-        registered = {id(each) for state in job.states for each in objects_of(state)}
+        # What a state keeps counts as no plain variable.
+        kept: list[Any] = [*job.states]
+        for state in job.states:
+            held = [each for each in vars(state).values() if hasattr(each, "__dict__")]
+            kept += [*held, *(getattr(each, "module", None) for each in held)]
+        registered = set(map(id, kept))
         return plain_variables(self._root, registered=registered, only=only)
 
     def changed_files(self) -> dict[str, Any]:
@@ -128,12 +133,6 @@ def read_state(state: BaseState, world_size: int) -> dict[str, Any]:
     if world_size == 1:
         state.sync()
     return fields_of_state(state)
-
-
-def objects_of(state: BaseState) -> list[Any]:
-    """Return what a state keeps, so that it does not count as a plain variable."""
-    kept = [value for value in vars(state).values() if hasattr(value, "__dict__")]
-    return [state, *kept, *(getattr(each, "module", None) for each in kept)]
 
 
 class CheckedJob(Job):

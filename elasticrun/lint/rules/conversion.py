@@ -342,12 +342,13 @@ def _behind_names(script: Script, given: Iterable[ast.expr]) -> list[ast.expr]:
         for each in ast.walk(part):
             if isinstance(each, ast.Name) and each.id not in names:
                 names.add(each.id)
-                found += filter(_is_group, script.assigned.get(each.id, ()))
+                found += (
+                    value
+                    for value in script.assigned.get(each.id, ())
+                    if not isinstance(value, ast.Call)
+                    or last_name(value.func) in _GROUPING
+                )
     return found
-
-
-def _is_group(value: ast.expr) -> bool:
-    return not isinstance(value, ast.Call) or last_name(value.func) in _GROUPING
 
 
 def _scheduled(script: Script, call: ast.Call) -> str:

@@ -120,8 +120,12 @@ class Dataflow:
         self.program.graph.spend(len(self.program.graph.steps))
         for step in self.program.graph.steps:
             for write in step.writes if step in inside else ():
-                is_made_anew = write.value is not None and write.value.kind in _ANEW
-                if write.how in _NO_NEWS or _is_creation(write) or is_made_anew:
+                value = write.value
+                is_made_anew = value is not None and value.kind in _ANEW
+                # So a container gets the items with which it is made.
+                is_whole = value is not None and write.place == (value.uid, "[]")
+                is_creation = is_whole and write.how == "set"
+                if write.how in _NO_NEWS or is_creation or is_made_anew:
                     continue
                 if self.reads.get(write.place) and self.is_volatile(write.place):
                     places.setdefault(write.place, []).append(write)
@@ -268,12 +272,6 @@ def _constant_of(write: Write) -> str | None:
     if value.kind == "const":
         return f"{type(value.constant)} {value.constant!r}"
     return _EMPTY if value.is_empty else None
-
-
-def _is_creation(write: Write) -> bool:
-    """Return whether a write is that of the items with which a container is made."""
-    is_whole = write.value is not None and write.place == (write.value.uid, "[]")
-    return is_whole and write.how == "set"
 
 
 def is_clock(writes: list[Write]) -> bool:

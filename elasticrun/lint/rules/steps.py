@@ -10,7 +10,7 @@ from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import Event, Guard, Site, Step
 from elasticrun.lint.naming import written
 from elasticrun.lint.program import Program, doubts
-from elasticrun.lint.values import Arguments, Value
+from elasticrun.lint.values import Arguments
 
 ER305 = Rule(
     "ER305 W gradient accumulation by hand",
@@ -66,10 +66,14 @@ _AVERAGING = frozenset(("lerp_", "mul_", "add_", "in place"))
 
 def _each_micro_batch(program: Program) -> Iterator[Finding]:
     """Yield averages that are updated in each turn of a loop with micro-batches."""
-    cut = _cut_loaders(program)
+    made = program.events("made", role="loader")
+    sizes = [(e.value, e.given.keywords.get("max_local_batch_size")) for e in made]
+    cut = {value for value, size in sizes if size is not None and not size.is_none}
     for event in program.events("trained"):
-        loop = event.step.loop
-        if loop is None or event.value is None or not _in_micro_batch(event.step, cut):
+        loop, guards = event.step.loop, event.step.guards
+        if loop is None or event.value is None or loop.loader not in cut:
+            continue
+        if any("is_step" in guard.taints for guard in guards):
             continue
         is_own = event.role == "ema" and not event.value.registered
         by_hand = event.role == "weights" and event.how in _AVERAGING
@@ -81,24 +85,6 @@ def _each_micro_batch(program: Program) -> Iterator[Finding]:
             )
             at = program.called_at(event, loop.step.call)
             yield program.finding(ER308, at, message, doubts=doubts(event.value, loop))
-
-
-def _in_micro_batch(step: Step, cut: set[Value | None]) -> bool:
-    """Return whether a step of a loop runs in each micro-batch of a cut loader."""
-    is_cut = step.loop is not None and step.loop.loader in cut
-    return is_cut and not any("is_step" in guard.taints for guard in step.guards)
-
-
-def _cut_loaders(program: Program) -> set[Value | None]:
-    """Return the loaders that cut their batches into micro-batches."""
-    made = program.events("made", role="loader")
-    return {event.value for event in made if _is_cut(event.given)}
-
-
-def _is_cut(given: Arguments) -> bool:
-    """Return whether a loader is given a size to cut its batches to."""
-    size = given.keywords.get("max_local_batch_size")
-    return size is not None and not (size.kind == "const" and size.constant is None)
 
 
 _UNWEIGHED = {

@@ -35,32 +35,24 @@ def _evaluate_call(walk: Walk, node: ast.Call) -> Value:
         with walk.into(VALUE):
             callee = walk.evaluate(function)
         return _call_value(walk, callee, node)
-    with walk.into(_sink_of_receiver(walk, function.attr)):
+    name, sink = function.attr, walk.sink
+    if sink.kind == "none":  # The receiver is read, and often only to make it grow.
+        sink = OWN if name in GROWING else VALUE
+    with walk.into(sink):
         receiver = walk.evaluate(function.value)
-    callee = _member_called(walk, receiver, function)
+    # What hangs under the name on the receiver may be of the project.
+    callee = Value("bound", name)
+    if not _changes_by_role(receiver, name):
+        if receiver.kind in ("ext", "module", "instance", "class"):
+            callee = attribute(walk, receiver, name, function)
+        else:
+            callee = receiver.attrs.get(name, callee)
     is_unseen = callee.kind == "unknown" and receiver.kind != "ext"
     if callee.kind not in ("bound", "param") and not is_unseen:
         return _call_value(walk, callee, node)
-    value = _call_method(walk, receiver, function.attr, node)
+    value = _call_method(walk, receiver, name, node)
     value.taints |= callee.taints & OF_CRITERIA
     return value
-
-
-def _sink_of_receiver(walk: Walk, name: str) -> Sink:
-    """Return what a call reads its receiver for: often only to make it grow."""
-    if walk.sink.kind != "none":
-        return walk.sink
-    return OWN if name in GROWING else VALUE
-
-
-def _member_called(walk: Walk, receiver: Value, function: ast.Attribute) -> Value:
-    """Return what hangs under a name on the receiver of a call."""
-    if not _changes_by_role(receiver, function.attr):
-        if receiver.kind in ("ext", "module", "instance", "class"):
-            return attribute(walk, receiver, function.attr, function)
-        if function.attr in receiver.attrs:
-            return receiver.attrs[function.attr]
-    return Value("bound", function.attr)
 
 
 def _call_value(walk: Walk, callee: Value, node: ast.Call) -> Value:
@@ -90,7 +82,11 @@ def _call_external(walk: Walk, name: str, node: ast.Call) -> Value:
     """Return what an external call makes, noting its effects."""
     elastic = naming.elastic_name(name)
     if elastic:
-        return _call_elastic(walk, elastic, node)
+        own = ELASTIC.get(elastic, Row())
+        made = _by_row(walk, own, called(walk, elastic, node, own.sink or VALUE))
+        assert made is not None
+        made.name = made.name if own.do else elastic
+        return made
     row = function_row(name)
     it = called(walk, name, node, row.sink if row is not None else None)
     files = [each for each in it.values if each.kind == "file"]
@@ -100,15 +96,6 @@ def _call_external(walk: Walk, name: str, node: ast.Call) -> Value:
     if value is None:
         value = opaque(walk, it)
         value.taints = taints_of_loss(it, value.taints)
-    return value
-
-
-def _call_elastic(walk: Walk, name: str, node: ast.Call) -> Value:
-    """Return what one of elasticrun's own names makes or asks."""
-    row = ELASTIC.get(name, Row())
-    value = _by_row(walk, row, called(walk, name, node, row.sink or VALUE))
-    assert value is not None
-    value.name = value.name if row.do else name
     return value
 
 

@@ -90,7 +90,8 @@ def _few_elements(value: Value) -> list[Value]:
 
 
 def _wrapped(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
-    inner = _looped_part(value)
+    # Of several parts, the iteration of one matters most.
+    inner = max(filter(_weight, value.parts), key=_weight, default=None)
     shaped = _counting(walk, body) if value.name == "enumerate" else body
     if value.name == "zip":
 
@@ -117,11 +118,6 @@ def _counting(walk: Walk, body: Body) -> Body:
         body(Value("tuple", parts=[index, element]))
 
     return counted
-
-
-def _looped_part(value: Value) -> Value | None:
-    """Return the part of a wrapper whose iteration matters most."""
-    return max(filter(_weight, value.parts), key=_weight, default=None)
 
 
 def _weight(value: Value, depth: int = 6) -> int:
@@ -237,7 +233,7 @@ def _epoch_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     made = value.node
     assert isinstance(made, ast.Call)
     given = next(iter((*made.args, *(each.value for each in made.keywords))), None)
-    loop = EpochLoop(walk.step(node), walk.plain_loops, given, value.parts[0])
+    loop = EpochLoop(walk.step(node), walk.plain_loops, given)
     walk.graph.epochs.append(loop)
     with looping(walk, loop.step, loop, is_skipped=True):
         outer, walk.epoch = walk.epoch, loop

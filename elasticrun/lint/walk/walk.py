@@ -317,12 +317,10 @@ class Walk:
         at: ast.AST,
         what: What,
         value: Value | None = None,
-        *,
-        step: Step | None = None,
         **details: Any,
     ) -> None:
-        """Note an event, here if no other step is given; for its details see Event."""
-        self.events.append(Event(what, at, step or self.current, value, **details))
+        """Note an event here; for its details see Event."""
+        self.events.append(Event(what, at, self.current, value, **details))
 
     def made(self, value: Value) -> Value:
         """Note where an object was made, so that rules can ask for it."""
