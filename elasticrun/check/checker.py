@@ -218,12 +218,10 @@ class Checker:
         report = self._report
         try:
             for name, stage in self._stages():
-                before = self._runs.num_runs
                 if not self._has_room(report.not_compared, f"the stage {name}"):
                     continue
                 text = stage()
-                num_runs = self._runs.num_runs - before
-                report.stages.append(Stage(name, num_runs, text))
+                report.stages.append(Stage(name, text))
                 self._say(f"{name}: {text}")
                 if report.results:
                     report.exit_code = ExitCode.DIFFERENT
@@ -281,7 +279,6 @@ class Checker:
         if not differences:
             return
         first = differences[0]
-        self._report.difference = first
         when = f" at {first.key.describe()}" if first.key else ""
         unseeded = sorted(finder.ignored.unseeded)
         causes = []

@@ -70,7 +70,6 @@ class Stage:
     """A stage of the check that was finished or failed."""
 
     name: str
-    num_runs: int
     text: str
 
 
@@ -94,7 +93,6 @@ class Report:
     not_compared: list[str] = field(default_factory=list)
     problem: str = ""
     detail: str = ""
-    difference: Mismatch | None = None
     command: list[str] = field(default_factory=list)
     num_runs: int = 0
     seconds: float = 0.0
