@@ -11,7 +11,6 @@ import pytest
 
 from elasticrun.lint.engine import lint_paths, lint_text
 from elasticrun.lint.options import LintOptions
-from elasticrun.lint.rules.table import RULES
 from tests.lint.pages import PAGES, PRELUDE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,32 +79,6 @@ def test_what_an_imported_file_does_is_said_less_loudly(tmp_path: Path) -> None:
     helper.write_text(f"def main():\n    {body}\n", encoding="utf-8")
     assert [each.severity for each in lint_paths([script]).findings] == ["W"]
     assert [each.severity for each in lint_paths([tmp_path]).findings] == ["E"]
-
-
-LOUD = {
-    "E": """
-        ER104 ER107 ER206 ER208 ER301 ER401 ER402
-    """,
-    "W": """
-        ER002 ER003 ER105 ER110 ER114 ER115 ER207 ER211 ER212 ER302 ER304 ER305 ER306
-        ER307 ER308 ER309 ER311 ER312 ER313 ER314 ER315 ER403 ER501 ER503
-    """,
-}
-
-
-@pytest.mark.parametrize(
-    ("severity", "code"),
-    [(severity, code) for severity, codes in LOUD.items() for code in codes.split()],
-)
-def test_the_severity_of_a_rule(severity: str, code: str) -> None:
-    text = PAGES[code].prelude + PAGES[code].wrong
-    found = lint_text(text, options=LintOptions(pedantic=True)).findings
-    assert severity in {each.severity for each in found if each.code == code}
-    assert code in {each.code for each in lint_text(text).findings}
-
-
-def test_every_rule_has_a_severity() -> None:
-    assert sorted(" ".join(LOUD.values()).split()) == sorted(RULES)
 
 
 def test_what_both_branches_of_a_rank_test_make_is_made_anyway() -> None:
