@@ -105,9 +105,8 @@ _MAKERS: dict[Kind, str] = {
         Moving\w*Average\w*Model
     """),
     "scheduler": _ending(r"""
-        \w+LR LRScheduler _LRScheduler \w*LRScheduler \w*Scheduler ReduceLROnPlateau
-        CosineAnnealingWarmRestarts get_\w*schedule\w* get_scheduler
-        create_scheduler\w* SWALR
+        \w+(?<![A-Z])LR \w*Scheduler ReduceLROnPlateau CosineAnnealingWarmRestarts
+        get_\w*schedule\w* create_scheduler\w* SWALR
     """),
     "optimizer": _ending(r"""
         \w*Adam\w* SGD\w* \w*RMS[pP]rop\w* Adagrad Adadelta Adafactor LBFGS Lamb LAMB

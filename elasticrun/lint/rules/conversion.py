@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from elasticrun.lint.finding import Finding, Rule, place_of
-from elasticrun.lint.naming import last_name, named
+from elasticrun.lint.naming import last_name, made_by, named
 from elasticrun.lint.project import Module
 from elasticrun.lint.script import Loop, Script
 
@@ -26,10 +26,6 @@ _MAY_TRAIN = re.compile(r"(?<!def )\bbackward\s*\(|epoch", re.IGNORECASE)
 _OTHER_LOOP = (
     "loop over `elasticrun.remaining_epochs_until(n)`, `remaining_steps_until(n)`, or "
     "an AdaptiveDataLoader's `batches(n)`"
-)
-_OPTIMIZERS = named(
-    "SGD Adam AdamW Adagrad Adadelta Adamax NAdam RAdam RMSprop Rprop ASGD SparseAdam "
-    "Adafactor Muon Lion"
 )
 _GROUPING = named("list filter dict set items values parameters named_parameters")
 _WRAPPERS = named("DistributedDataParallel DDP DataParallel")
@@ -310,7 +306,7 @@ def is_optimizer(script: Script, node: ast.AST) -> bool:
     if not isinstance(node, ast.Call) or not (node.args or node.keywords):
         return False
     name = script.origin(node.func) or ast.unparse(node.func)
-    if last_name(node.func) in _OPTIMIZERS or re.search(r"\boptim\.[A-Z]\w*$", name):
+    if made_by(name) == "optimizer" or re.search(r"\boptim\.[A-Z]\w*$", name):
         return True
     inside = (e for given in ast.iter_child_nodes(node) for e in ast.walk(given))
     is_around = any(is_optimizer(script, each) for each in inside)
@@ -353,10 +349,7 @@ def _behind_names(script: Script, given: Iterable[ast.expr]) -> list[ast.expr]:
 
 def _scheduled(script: Script, call: ast.Call) -> str:
     """Return what a scheduler is made of, if a call makes one."""
-    is_torchs = script.origin(call.func).startswith("torch.optim.lr_scheduler.")
-    if not is_torchs and not re.search(
-        r"(?<![A-Z])LR|[Ss]chedule", last_name(call.func)
-    ):
+    if made_by(script.origin(call.func) or last_name(call.func)) != "scheduler":
         return ""
     given = [each.value for each in call.keywords if each.arg == "optimizer"]
     return ast.unparse((given or call.args or [call])[0])
