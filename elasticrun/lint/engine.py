@@ -49,24 +49,25 @@ def lint_paths(paths: Iterable[Path], options: LintOptions | None = None) -> Lin
     result = LintResult([], [], [])
     for path in paths:
         if not (path.is_file() or path.is_dir()):
-            text = "is no file or folder. Check the path, relative to the current one."
-            if not path.exists():
-                text = "does not exist. Check the path, relative to the current folder."
+            text = "does not exist. Check the path, relative to the current folder."
+            if path.exists():
+                text = (
+                    "is no file or folder. Check the path, relative to the current one."
+                )
             result.problems.append(LintProblem(str(path), 1, text))
             continue
         for file in python_files(path, options.excludes):
             is_notebook = file.suffix == ".ipynb"
             module = None if is_notebook else project.load(file, str(file))
+            if module is not None:
+                result.modules.append(module)
+                continue
+            text = "cannot be read as Python source in the encoding it declares."
             if is_notebook:
                 text = f'is a notebook: nbqa reads it, `nbqa "elasticrun lint" {file}`.'
-                result.problems.append(LintProblem(str(file), 1, text))
-            elif module is None:
-                text = "cannot be read as Python source in the encoding it declares."
-                if file.stat().st_size > MAX_BYTES:
-                    text = "has more than 1 MB, which the linter does not read."
-                result.problems.append(LintProblem(str(file), 1, text))
-            else:
-                result.modules.append(module)
+            elif file.stat().st_size > MAX_BYTES:
+                text = "has more than 1 MB, which the linter does not read."
+            result.problems.append(LintProblem(str(file), 1, text))
     return _lint(project, options, result)
 
 

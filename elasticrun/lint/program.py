@@ -182,26 +182,15 @@ class Program:
         help_text: str | None = None,
     ) -> Finding:
         """Return a finding at a node, with the chain that leads to a loop."""
-        step = where.step
-        module = step.module
-        line, column, end_line, end_column = place_of(where.at, module)
-        zone = self.zone(step)
+        step, module = where.step, where.step.module
+        place = place_of(where.at, module)
         known = self.zones.chain(loop) if loop is not None else ""
         chain = (known, " -> ".join(calls_within(step)))
         return Finding(
-            code=rule.code,
-            severity=lowered(severity or rule.severity, doubts),
-            path=module.name,
-            line=line,
-            column=column,
-            end_line=end_line,
-            end_column=end_column,
-            message=message,
-            zone=zone,
-            source=module.line(line),
-            chain="; here by ".join(filter(None, chain)),
-            help=help_text or rule.help,
-        )
+            rule.code, lowered(severity or rule.severity, doubts), module.name, *place,
+            message, self.zone(step), module.line(place[0]),
+            "; here by ".join(filter(None, chain)), help_text or rule.help,
+        )  # fmt: skip
 
     def called_at(self, where: Write | Event | Site, known: Call | None) -> Site:
         """Return where something happens as seen from a function that is called."""

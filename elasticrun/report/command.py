@@ -63,7 +63,7 @@ class Generation:
         self.position = event.get("position", self.position)
 
 
-class History:
+class Timeline:
     """What events tell of a job.
 
     Attributes:
@@ -277,7 +277,7 @@ def main(options: argparse.Namespace) -> int:
 def page_of(job: KnownJob) -> str:
     """Return the page of a job, which loads nothing from elsewhere."""
     values = {
-        **History(job.events).describe(),
+        **Timeline(job.events).describe(),
         "job": job.name,
         "directory": str(job.directory),
         "state": _state(job),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from elasticrun.report import command
-from elasticrun.report.command import History
+from elasticrun.report.command import Timeline
 from tests.report.made import BEGIN, events
 
 
 def test_generations_have_their_causes_and_ends() -> None:
-    found = History(events()).generations
+    found = Timeline(events()).generations
     assert [(each.number, each.world_size, each.cause) for each in found] == [
         (0, 2, "start"),
         (1, 4, "rescaling"),
@@ -32,7 +32,7 @@ def test_generations_have_their_causes_and_ends() -> None:
 
 
 def test_samples_are_counted_from_the_beginning_and_what_was_lost_is_known() -> None:
-    told = History(events())
+    told = Timeline(events())
     assert [each.base for each in told.generations] == [0, 2000, 5000, 7200]
     # The crash told of 100 samples more than the replicas did before they ended.
     assert [each.repeated for each in told.generations] == [0, 0, 2100, 0]
@@ -50,16 +50,16 @@ def test_samples_are_counted_from_the_beginning_and_what_was_lost_is_known() -> 
 
 def test_a_killed_generation_has_ended_without_a_word() -> None:
     some = [event for event in events() if event["event"] in ("begin", "progress")]
-    told = History(some).generations
+    told = Timeline(some).generations
     assert [each.ending for each in told] == [*["it ended unexpectedly"] * 3, ""]
     # What the checkpoint had passed is not known: nothing counts as lost.
     assert [each.repeated for each in told] == [0, 0, 0, 0]
-    assert History([]).describe()["done"] == 0
+    assert Timeline([]).describe()["done"] == 0
 
 
 def test_a_page_has_room_for_a_long_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_MOST_POINTS", 8)
-    page = History(events()).describe()
+    page = Timeline(events()).describe()
     assert all(len(each["points"]) <= 3 for each in page["generations"])
     assert page["generations"][0]["points"][0] == (BEGIN + 1, 0)
     assert page["generations"][0]["points"][-1] == (BEGIN + 23, 2000)

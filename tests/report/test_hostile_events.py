@@ -10,7 +10,7 @@ import pytest
 
 from elasticrun.__main__ import main
 from elasticrun.checkpoint.events import FILE_NAME, Event, EventLog, read_events
-from elasticrun.report.command import History
+from elasticrun.report.command import Timeline
 
 TIME = 1_795_000_000.0
 START: Event = {
@@ -111,7 +111,7 @@ def test_what_diverges_keeps_its_checkpoints(tmp_path: Path) -> None:
     size = {"bytes": 10**12, "samples": 2 * 10**12}
     for event in (START, BEGIN, {**SAVED, **size, "values": values}):
         log.write(event["event"], **without(event, "time", "event"))
-    (saved,) = History(read_events(tmp_path)).checkpoints
+    (saved,) = Timeline(read_events(tmp_path)).checkpoints
     assert saved["values"] == {"tokens": 2 * 10**12}
     assert saved["bytes"] == 10**12
 
@@ -119,5 +119,5 @@ def test_what_diverges_keeps_its_checkpoints(tmp_path: Path) -> None:
 def test_a_history_of_many_generations_is_a_page(tmp_path: Path) -> None:
     many = ({**BEGIN, "time": TIME + n, "generation": n} for n in range(10_100))
     (tmp_path / FILE_NAME).write_bytes(lines(START, *many))
-    shown = History(read_events(tmp_path)).describe()["generations"]
+    shown = Timeline(read_events(tmp_path)).describe()["generations"]
     assert [shown[0]["number"], shown[-1]["number"]] == [100, 10_099]

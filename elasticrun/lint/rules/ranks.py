@@ -137,8 +137,8 @@ def _paths(program: Program) -> Iterator[Finding]:
         if not zone or _rank_guard(event.step) is not None:
             continue
         if event.what == "sent":
-            is_said = program.replayed(event) or program.is_before_epochs(event)
-            if not is_said and event.role != "program" and not only_reads(event):
+            is_reported = program.replayed(event) or program.is_before_epochs(event)
+            if not is_reported and event.role != "program" and not only_reads(event):
                 text = "every replica sends this"
                 yield program.finding(ER403, event, text)
         elif not _is_own_path(event) and _is_written(event, zone):
@@ -153,8 +153,8 @@ def _trackers(program: Program) -> Iterator[Finding]:
     """Yield trackers that all replicas make; of runs without an id ER110 speaks."""
     for event in program.events("made", role="tracker"):
         is_alone = _rank_guard(event.step) is not None or "rank" in written(event.at)
-        is_said = missing_keys(event) or "adaptdl" in event.step.module.text
-        if program.zone(event.step) and not is_alone and not is_said:
+        is_reported = missing_keys(event) or "adaptdl" in event.step.module.text
+        if program.zone(event.step) and not is_alone and not is_reported:
             message = f"every replica makes a {event.name.rpartition('.')[2]} here"
             yield program.finding(ER403, event, message)
 

@@ -25,7 +25,7 @@ from elasticrun.lint.values import (
     unknown,
 )
 from elasticrun.lint.walk.functions import Called
-from elasticrun.lint.walk.losses import OF_CRITERIA, of_other_loss, taints_of_labels
+from elasticrun.lint.walk.losses import OF_CRITERIA, OF_LOSSES, taints_of_labels
 from elasticrun.lint.walk.walk import Walk
 
 
@@ -33,7 +33,7 @@ def call_unknown(walk: Walk, callee: Value, it: Called) -> Value:
     """Return what a call of something unknown, or of its method, returns."""
     value = opaque(walk, it)
     if looks_like_model(callee):
-        value.taints = of_other_loss(value.taints)
+        value.taints -= OF_LOSSES  # What a model makes is none.
         value.taints |= taints_of_labels(it, walk.frame.module.text)
     value.taints |= callee.taints & OF_CRITERIA
     return value

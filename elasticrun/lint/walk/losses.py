@@ -16,7 +16,7 @@ SHARED = "shared"  # divided by, or multiplied with, the number of replicas
 PAIRED = "paired"  # of all pairs of the samples of this replica's part
 LEAF = "leaf"  # of a tensor whose own gradient is taken
 OF_CRITERIA = frozenset((COUNTED, SUMMED, SHARED))
-_OF_LOSSES = OF_CRITERIA | {NUMBER, SELECTED}
+OF_LOSSES = OF_CRITERIA | {NUMBER, SELECTED}
 # These divide by the number of targets that count, or by the sum of their weights.
 _WEIGHTED = named("cross_entropy nll_loss CrossEntropyLoss NLLLoss")
 _LOSS = re.compile(
@@ -42,7 +42,7 @@ def taints_of_loss(it: Called, taints: frozenset[str]) -> frozenset[str]:
         own = frozenset((COUNTED,))
     elif how == "none":
         own = taints & {SELECTED}
-    return (taints - _OF_LOSSES) | own | (taints & {PAIRED})
+    return (taints - OF_LOSSES) | own | (taints & {PAIRED})
 
 
 def _is_weighted(it: Called) -> bool:
@@ -69,19 +69,14 @@ def taints_of_labels(it: Called, program: str) -> frozenset[str]:
 def taints_of_method(it: Called, taints: frozenset[str]) -> frozenset[str]:
     """Return what a method's result depends on, if it may be one of a loss."""
     if it.name == "weigh":
-        return (taints - _OF_LOSSES - {PAIRED}) | {"valid"}
+        return (taints - OF_LOSSES - {PAIRED}) | {"valid"}
     if it.name == "requires_grad_":
         return taints | {LEAF}
     if it.name == "masked_select" and "batch" in taints:
         return taints | {SELECTED}
     if it.name == "mean" and SELECTED in taints and not it.values:
-        return (taints - _OF_LOSSES) | {COUNTED}
+        return (taints - OF_LOSSES) | {COUNTED}
     return taints
-
-
-def with_number(taints: frozenset[str]) -> frozenset[str]:
-    """Return the taints of the sum of something; of a batch it may be a number."""
-    return taints | {NUMBER} if "batch" in taints else taints
 
 
 def taints_of_quotient(left: Value, right: Value, node: ast.expr) -> frozenset[str]:
@@ -92,7 +87,7 @@ def taints_of_quotient(left: Value, right: Value, node: ast.expr) -> frozenset[s
     if "world_size" in right.taints and "batch" in left.taints:
         return taints | {SHARED}
     if NUMBER in right.taints or _NUMBERS.search(written(node)):
-        return (taints - _OF_LOSSES) | {COUNTED}
+        return (taints - OF_LOSSES) | {COUNTED}
     return taints - {SUMMED, NUMBER}  # over the number of samples, as far as is known
 
 
@@ -109,8 +104,3 @@ def taints_of_product(left: Value, right: Value, node: ast.expr) -> frozenset[st
     is_turned = bool(re.search(r"\.T$|\.t\(\)$", written(node)))
     has_both = "batch" in left.taints and "batch" in right.taints
     return taints | {PAIRED} if is_turned and has_both else taints
-
-
-def of_other_loss(taints: frozenset[str]) -> frozenset[str]:
-    """Return the taints without those of losses: what a model makes is none."""
-    return taints - _OF_LOSSES

@@ -16,7 +16,7 @@ from elasticrun.lint.values import (
 )
 from elasticrun.lint.walk import externals
 from elasticrun.lint.walk.functions import MethodCalled, call_function
-from elasticrun.lint.walk.losses import SELECTED, taints_of_method, with_number
+from elasticrun.lint.walk.losses import NUMBER, SELECTED, taints_of_method
 from elasticrun.lint.walk.walk import Walk
 
 _HARMLESS_IN_PLACE = named(
@@ -157,7 +157,8 @@ def add_up(_: Walk, it: MethodCalled) -> Value:
     dims = next(iter([*it.args, *by_name]), constant(0))
     over = [each.constant for each in (dims, *dims.parts)]
     taints = it.receiver.taints
-    return unknown(taints=with_number(taints) if 0 in over else taints)
+    is_number = 0 in over and "batch" in taints
+    return unknown(taints=taints | {NUMBER} if is_number else taints)
 
 
 # Anything.
