@@ -23,6 +23,14 @@ ER207 = Rule(
     "ER207 W iterator of a loader that does not fit the position",
     help="loop with `for x, y in loader.batches(n):`",
 )
+ER501 = Rule(
+    "ER501 W unseeded data",
+    help="seed it: torch.manual_seed(0) at the top, or a seeded generator=",
+)
+ER503 = Rule(
+    "ER503 W batch size, learning rate or steps from the world size",
+    help="give the global batch size, and what belongs to it",
+)
 
 
 def _bounds(program: Program) -> Iterator[Finding]:
@@ -136,27 +144,17 @@ def _ranges(program: Program) -> Iterator[Finding]:
             yield program.finding(ER002, where, message, help_text=help_text)
 
 
-def _head(program: Program, plain_loop: ast.AST) -> Site:
-    return Site(
-        plain_loop, next(e for e in program.graph.steps if e.node is plain_loop)
-    )
+def _head(program: Program, node: ast.AST) -> Site:
+    return Site(node, next(e for e in program.graph.steps if e.node is node))
 
 
-def _counts(plain_loop: ast.AST) -> bool:
-    if isinstance(plain_loop, ast.While):
-        return True
-    text = written(plain_loop.iter) if isinstance(plain_loop, ast.For) else ""
-    return "range(" in text or "count(" in text
+def _counts(node: ast.AST) -> bool:
+    text = written(node.iter) if isinstance(node, ast.For) else ""
+    return isinstance(node, ast.While) or "range(" in text or "count(" in text
 
 
-ER501 = Rule(
-    "ER501 W unseeded data",
-    help="seed it: torch.manual_seed(0) at the top, or a seeded generator=",
-)
-ER503 = Rule(
-    "ER503 W batch size, learning rate or steps from the world size",
-    help="give the global batch size, and what belongs to it",
-)
+# Data, and sizes.
+
 _SIZES = named(
     "batch_size lr max_lr learning_rate total_steps num_training_steps T_max "
     "num_warmup_steps steps_per_epoch warmup_steps step_size epochs milestones "

@@ -1,4 +1,4 @@
-"""ER202, ER211, ER301, ER302, ER304, ER307: plain values that a restart loses."""
+"""ER211, ER301, ER302, ER304, ER307: plain values that a restart loses."""
 
 from __future__ import annotations
 
@@ -28,9 +28,25 @@ from elasticrun.lint.rules.dataflow import (
 )
 from elasticrun.lint.values import Value, fields_of, sampling
 
+ER211 = Rule(
+    "ER211 W plain DataLoader trains in an elastic epoch",
+    help="make it an AdaptiveDataLoader",
+)
 ER301 = Rule(
     "ER301 W value lost at a restart",
     help="keep it in Variables (or in a State)",
+)
+ER302 = Rule(
+    "ER302 W sum over a loop covers only a part",
+    help="keep it in an Accumulator; its synchronized() block adds the replicas up",
+)
+ER304 = Rule(
+    "ER304 W index of enumerate used as a step",
+    help="use loader.enumerate() or loader.batch_index",
+)
+ER307 = Rule(
+    "ER307 W loop variable read after the loop",
+    help="keep it in Variables or an Accumulator, or read it in the loop's body",
 )
 
 
@@ -44,7 +60,7 @@ def check(program: Program) -> Iterator[Finding]:
                 yield from _over_epochs(flow, body, carried, lost)
             elif carried.place not in lost:
                 yield from _over_batches(flow, body, carried, lost)
-    yield from behind(flow, lost)
+    yield from _behind(flow, lost)
 
 
 def _loop_bodies(program: Program) -> Iterator[LoopBody]:
@@ -246,27 +262,10 @@ def _drawn_by(objects: Iterable[Value], depth: int = 3) -> Iterator[Value]:
             yield from _drawn_by([e for e in inner if e.is_object], depth - 1)
 
 
-CHECKS = (check, _generators, _in_one_epoch)
-
-ER211 = Rule(
-    "ER211 W plain DataLoader trains in an elastic epoch",
-    help="make it an AdaptiveDataLoader",
-)
-ER302 = Rule(
-    "ER302 W sum over a loop covers only a part",
-    help="keep it in an Accumulator; its synchronized() block adds the replicas up",
-)
-ER304 = Rule(
-    "ER304 W index of enumerate used as a step",
-    help="use loader.enumerate() or loader.batch_index",
-)
-ER307 = Rule(
-    "ER307 W loop variable read after the loop",
-    help="keep it in Variables or an Accumulator, or read it in the loop's body",
-)
+# Behind loops.
 
 
-def behind(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
+def _behind(flow: Dataflow, lost: set[ValuePlace]) -> Iterator[Finding]:
     """Yield what is read behind loops, but for the places that ER301 has reported."""
     for loop in flow.program.graph.loops:
         if not loop.is_elastic:
@@ -385,3 +384,6 @@ def _plain(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:
             "first"
         )
         yield program.finding(ER211, next(own, made), message)
+
+
+CHECKS = (check, _generators, _in_one_epoch)
