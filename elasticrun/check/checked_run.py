@@ -13,6 +13,8 @@ from elasticrun.job.trace import read_trace
 from elasticrun.launcher.supervisor.causes import Ending
 from elasticrun.launcher.supervisor.generation import Stack
 
+# Where a run with restarts takes snapshots as well; other points are in a replay only.
+_COMPARED = ("begin", "enter", "leave", "end")
 _RESUMING = ("continue", "enter", "begin", "exit")
 _WORDS = {
     "begin": "the start of epoch {epoch}",
@@ -78,15 +80,6 @@ def snapshots_of(notes: Iterable[dict[str, Any]]) -> list[Snapshot]:
     ]
 
 
-def line_changes_of(notes: Iterable[dict[str, Any]]) -> list[LineChange]:
-    """Return the lines among what was noted."""
-    return [
-        LineChange(*(note[name] for name in LineChange._fields))
-        for note in notes
-        if note["kind"] == "line"
-    ]
-
-
 class Replay(NamedTuple):
     """What was run again between a stop and the place where the program went on.
 
@@ -133,10 +126,6 @@ def _zone_before(key: SnapshotKey, previous: str, has_epoch: bool) -> str:
     if key.kind in ("start", "begin", "rebegin", "exit") or not key.in_epoch:
         return "D" if has_epoch else "P"
     return "A" if previous in ("begin", "rebegin") else "B"
-
-
-# Where a run with restarts takes snapshots as well; other points are in a replay only.
-_COMPARED = ("begin", "enter", "leave", "end")
 
 
 @dataclass
@@ -186,6 +175,14 @@ class CheckedRun:
     @functools.cached_property
     def snapshots(self) -> list[Snapshot]:
         return snapshots_of(self.notes)
+
+    @property
+    def line_changes(self) -> list[LineChange]:
+        return [
+            LineChange(*(note[name] for name in LineChange._fields))
+            for note in self.notes
+            if note["kind"] == "line"
+        ]
 
     @functools.cached_property
     def num_virtual(self) -> int | None:

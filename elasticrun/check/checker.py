@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elasticrun.check.blame import CauseFinder, replayed_changes
-from elasticrun.check.checked_run import CheckedRun, line_changes_of
+from elasticrun.check.checked_run import CheckedRun
 from elasticrun.check.comparing import (
     IgnoredDifferences,
     Mismatch,
@@ -283,8 +283,8 @@ class Checker:
         unseeded = sorted(finder.ignored.unseeded)
         causes = []
         if unseeded:
-            notes = self._runs.run(self._base().scenario, watched=unseeded).notes
-            causes = finder.at_lines("drawn", line_changes_of(notes), unseeded)
+            again = self._runs.run(self._base().scenario, watched=unseeded)
+            causes = finder.at_lines("drawn", again.line_changes, unseeded)
         raise Problem(
             ExitCode.NOT_REPRODUCIBLE,
             f"two runs without any restart differ: {first.name} "
@@ -459,7 +459,7 @@ class Checker:
         finder = self._runs.finder
         assert finder is not None
         run, differences = self._look_closer(run, differences, finder)
-        causes = finder.causes(run, differences, line_changes_of(run.notes))
+        causes = finder.causes(run, differences, run.line_changes)
         for known in self._report.results:
             if causes and known.causes and known.causes[0].place == causes[0].place:
                 known.also.append(run.scenario)
