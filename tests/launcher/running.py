@@ -39,9 +39,9 @@ sys.exit(main())
 LEISURE = f"""
 import sys
 from elasticrun.__main__ import main
-from elasticrun.launcher.supervisor import successors, takeover
+from elasticrun.launcher.supervisor import successors
 successors._LEAST_LIMIT = {DEADLINE}
-takeover._CALM_SECONDS = 0.0
+successors._CALM_SECONDS = 0.0
 sys.exit(main())
 """
 LEISURELY = [sys.executable, "-c", LEISURE]

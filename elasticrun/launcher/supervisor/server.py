@@ -130,7 +130,7 @@ class Server:
 
     def _dismiss_overruled(self) -> None:
         """Answer callers whose `scale` was overruled by another one."""
-        size = self._supervisor.takeover.size
+        size = self._supervisor.successors.size
         for channel, asked in self._waiting:
             if asked != size:
                 error = (

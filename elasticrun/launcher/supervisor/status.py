@@ -159,7 +159,7 @@ class JobStatus:
             "state": supervisor.state,
             "seconds_in_state": self._seconds_in_state(),
             "replicas": len(members),
-            "target": supervisor.takeover.size,
+            "target": supervisor.successors.size,
             **self._describe_nodes(),
             "generation": generation.number if generation is not None else None,
             **{key: report.get(key) for key in _OF_REPORT},

@@ -5,9 +5,9 @@ launcher's one thread, called back by its loop; in brackets, who works meanwhile
 
     request        `scale`, from a command over the control socket; or a replica has
                    crashed, or another node asks for it
-    TRAINING       `Takeover.prepare`: successors are forked [the forkserver]; they run
-                   their script beside the generation, up to where it needs the job, and
-                   wait there [their main threads]
+    TRAINING       `Successors.prepare`: they are forked [the forkserver], run their
+                   script beside the generation, up to where it needs the job, and wait
+                   there [their main threads]
     STOPPING       `_on_prepared`: all of them wait, or there are other nodes, so the
                    generation is asked to save and exit [rank 0's reporter thread asks
                    its job, the watchers of all replicas agree on a boundary, their main
@@ -42,7 +42,7 @@ from elasticrun.launcher.supervisor.generation import Generation
 from elasticrun.launcher.supervisor.judge import Judge, NextAction, Stop, verdict_of
 from elasticrun.launcher.supervisor.orders import make_orders
 from elasticrun.launcher.supervisor.replica_reports import ReplicaReports
-from elasticrun.launcher.supervisor.takeover import Takeover
+from elasticrun.launcher.supervisor.successors import Successors
 from elasticrun.launcher.supervisor.watchdog import HangClock, Watchdog
 from elasticrun.launcher.terminal.console import Console
 from elasticrun.launcher.verdict import EndKind, Verdict
@@ -112,7 +112,7 @@ class Supervisor:
             on_failure=self._on_no_replicas,
         )
         self.nodes = nodes_of(options, loop=loop, subscriber=self, say=console.event)
-        self.takeover = Takeover(
+        self.successors = Successors(
             options,
             loop,
             starter=self._starter,
@@ -121,7 +121,6 @@ class Supervisor:
             on_ready=self._join_round,
             on_prepared=self._on_prepared,
         )
-        self.successors = self.takeover.successors
 
     # What the rest of the launcher asks for.
 
@@ -173,7 +172,7 @@ class Supervisor:
     @property
     def is_settled(self) -> bool:
         """Whether the running generation is neither to stop nor to be rescaled."""
-        return self._stop is Stop.NONE and not self.takeover.is_rescaling
+        return self._stop is Stop.NONE and not self.successors.is_rescaling
 
     def scale(self, size: int, *, is_forced: bool = False) -> str:
         """Go on with so many replicas here; return what will happen."""
@@ -182,7 +181,7 @@ class Supervisor:
             return "the job is stopping, so it is not rescaled"
         round_ = self.nodes.round
         elsewhere = round_.size - round_.share if round_ is not None else 0
-        return self.takeover.scale(
+        return self.successors.scale(
             size, self.generation, elsewhere=elsewhere, is_forced=is_forced
         )
 
@@ -197,11 +196,12 @@ class Supervisor:
             return
         self._stop_code = code
         reason = END if is_for_all or self.nodes.is_needed else LEAVE
-        generation = self.generation
         if self._phase is Phase.JUDGING:
+            # It has saved, or has not; the verdict says it, and ends the job then.
             self._stop = Stop.END
             self.nodes.request_stop(reason, cause)
-        elif generation is None or not self._may_train(generation):
+        elif self.generation is None or not self._may_train(self.generation):
+            # There is nothing to save, so nobody need be waited for.
             self.judge.note_idle_end(cause)
             self.nodes.leave(reason, cause)
             self.exit_code = code
@@ -228,7 +228,7 @@ class Supervisor:
         if self.options.nodes is not None:
             self._say_all_save(cause)
             self.nodes.request_stop(SCALE, cause)
-        cause = f"a rescaling to {counted(self.takeover.size, 'replica')}"
+        cause = f"a rescaling to {counted(self.successors.size, 'replica')}"
         self._ask_to_stop(Stop.SCALE, cause)
 
     def _ask_to_stop(self, stop: Stop, cause: str) -> None:
@@ -237,11 +237,11 @@ class Supervisor:
         if stop is Stop.END:
             self.successors.discard()
         elif generation is not None:
-            replicas = {"replicas": generation.size, "target": self.takeover.size}
+            replicas = {"replicas": generation.size, "target": self.successors.size}
             self._console.note("rescaling", cause, cause=cause, **replicas)
         if generation is not None:
             self._phase = Phase.STOPPING
-            self.takeover.end()
+            self.successors.beside = None
             if stop is Stop.SCALE and not self._may_train(generation):
                 generation.discard()  # It could save nothing, and loses nothing.
             else:
@@ -251,6 +251,11 @@ class Supervisor:
                     grace=self._grace, leeway=_AFTER_GRACE_SECONDS, cause=cause
                 )
         self._stop = stop
+
+    @property
+    def _is_between(self) -> bool:
+        """Whether there is no generation that runs, or waits for its verdict."""
+        return self.generation is None and self._phase is not Phase.JUDGING
 
     def _may_train(self, generation: Generation) -> bool:
         """Return whether a generation may have something to save, here or elsewhere."""
@@ -264,7 +269,7 @@ class Supervisor:
         assert generation is not None
         self._phase = Phase.JUDGING
         # Before the verdict, which may follow at once, and begins the next generation.
-        self.takeover.end()
+        self.successors.beside = None
         self._watchdog.end()
         self._starter.note_running(sorted(self.successors.pids))
         self.judge.is_plain = not generation.has_begun
@@ -297,7 +302,7 @@ class Supervisor:
             self._phase = Phase.PAUSED
             self.loop.call_later(next_.delay, self._end_pause)
         if not self.successors.is_requested:
-            self.takeover.prepare()
+            self.successors.prepare()
         self._join_round()
 
     def _end_pause(self) -> None:
@@ -344,7 +349,7 @@ class Supervisor:
             audience=self.reports,
             subscriber=self,
         )
-        self.takeover.begin(generation)
+        self.successors.beside = generation
         self._watchdog.begin(generation, is_alone=round_.num_nodes == 1)
         self._starter.note_running([each.pid for each in replicas])
         if self.options.program.kind == "function":
@@ -355,8 +360,8 @@ class Supervisor:
                 member.log.write(where.encode())
         self.reports.begin(generation, round_.describe())
         generation.start(make_orders(self.options, round_))
-        if round_.share != self.takeover.size:  # Rescaled after it was offered.
-            self.takeover.prepare()
+        if round_.share != self.successors.size:  # Rescaled after it was offered.
+            self.successors.prepare()
 
     # What is heard from the generation that runs.
 
@@ -378,24 +383,26 @@ class Supervisor:
                 self._phase = Phase.GATHERING
         is_between = self.generation is None and self._phase is not Phase.OFFERED
         if is_between and not self.successors.is_requested:
-            self.takeover.prepare()
+            self.successors.prepare()
             self._join_round()
 
     def on_stop_requested(self, kind: str, cause: str) -> None:
         if self._stop is Stop.END:
             return
-        is_end = kind == END
-        if is_end:
+        if kind == END:
             self._stop_code = STOPPED
-        if self.generation is None and self._phase is not Phase.JUDGING:
-            if is_end:
+            if self._is_between:
                 self._console.event(f"{cause}: ending")
                 self.exit_code = STOPPED
-        elif is_end or self._stop is Stop.NONE:
+            else:
+                self._say_all_save(cause)
+                self._ask_to_stop(Stop.END, cause)
+        elif self._stop is Stop.NONE and not self._is_between:
             self._say_all_save(cause)
-            if not (is_end or self.successors.is_requested):
-                self.successors.prepare(self.takeover.size, beside=self.generation)
-            self._ask_to_stop(Stop.END if is_end else Stop.SCALE, cause)
+            # Of the same size here, as a rule; they rehearse while the others save.
+            if not self.successors.is_requested:
+                self.successors.prepare_beside(self.generation)
+            self._ask_to_stop(Stop.SCALE, cause)
 
     def on_trouble_elsewhere(self, *, is_hang: bool) -> None:
         if is_hang:
@@ -421,17 +428,17 @@ class Supervisor:
     def _on_no_replicas(self, why: str) -> None:
         """Go on with as many as before, if there were any."""
         last = self.nodes.round
-        is_rescaling = last is not None and last.share != self.takeover.size
+        is_rescaling = last is not None and last.share != self.successors.size
         if last is None or (self.generation is None and not is_rescaling):
             self._go_on(self.judge.fail(why))
             return
-        self.takeover.give_up()
+        self.successors.discard()
         why += f" The job goes on with {counted(last.share, 'replica')}"
         if is_rescaling and self._stop is not Stop.END:
-            self.takeover.size = last.share
+            self.successors.size = last.share
             self.reports.tell(why, is_over=True)
         else:
             self._console.event(why)
-        if self.generation is None and self._phase is not Phase.JUDGING:
-            self.takeover.prepare()
+        if self._is_between:
+            self.successors.prepare()
             self._join_round()

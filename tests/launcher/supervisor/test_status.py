@@ -75,8 +75,8 @@ def book_of(leaders: list[int], folder: Path, *, newest: int = 0) -> JobStatus:
         ),
         generation=SimpleNamespace(number=4, members=members, running=members),
         state="training",
-        takeover=SimpleNamespace(size=3),
         successors=SimpleNamespace(
+            size=3,
             spares=leaders[:1],  # As if the first one were another one.
             num_ready_spares=1,
         ),
