@@ -333,7 +333,7 @@ def test_a_hang_prints_all_stacks_and_counts_as_a_crash(stage: Stage) -> None:
 SLOW_TO_RESTART = """
 import sys
 from elasticrun.__main__ import main
-from elasticrun.launcher.supervisor.crashes import CrashHistory
+from elasticrun.launcher.supervisor.restart_policy import CrashHistory
 delay = CrashHistory.delay
 CrashHistory.delay = lambda *given, **named: 1000 * delay(*given, **named)
 sys.exit(main())

@@ -10,7 +10,7 @@ from typing import Any
 from elasticrun.check.runs.moments import Moment, MomentKey, moments_of
 from elasticrun.check.runs.scenarios import RestartPlace, Scenario
 from elasticrun.job.trace import read_trace
-from elasticrun.launcher.supervisor.causes import Ending
+from elasticrun.launcher.endings import Ending
 from elasticrun.launcher.supervisor.generation import Stack
 
 # Moments that a run with restarts has as well; others are seen in a replay only.

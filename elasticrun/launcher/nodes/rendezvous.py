@@ -33,8 +33,8 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
 
 from elasticrun.launcher import processes
 from elasticrun.launcher.nodes import endpoint
-from elasticrun.launcher.nodes.attempt import Note
 from elasticrun.launcher.nodes.endpoint import EndpointDirectory, OwnAddress
+from elasticrun.launcher.nodes.nodes import Note
 from elasticrun.replicas.store import serve_store
 from elasticrun.replicas.wire import Channel, Message
 

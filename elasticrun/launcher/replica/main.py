@@ -2,8 +2,8 @@
 
 1. It waits for its order.
 2. It becomes the program's process: variables, arguments, threads, its rank in `ps`.
-3. If it is a successor, it pauses where the program needs the job (hold.py), until its
-   generation begins.
+3. If it is a successor, it rehearses (rehearsal.py): it pauses where the program needs
+   the job, until its generation begins.
 4. It runs the program, reports what that raises, and calls what is to be called then.
 5. It finalizes what the program has left, tells the launcher, and exits.
 """
@@ -32,9 +32,9 @@ from typing import Any
 from elasticrun.errors import BY_SIGNAL, ElasticRunError, is_of_program
 from elasticrun.launcher import environment, interpreter, processes
 from elasticrun.launcher.replica.functions import call_function, save_result
-from elasticrun.launcher.replica.hold import Hold
-from elasticrun.launcher.replica.modules import (
+from elasticrun.launcher.replica.rehearsal import (
     ProgramImports,
+    Rehearsal,
     import_ahead,
     import_what_optimizers_need,
     modules_of_program,
@@ -106,16 +106,16 @@ def main(control: int, listeners: list[int]) -> None:
             _take_up(order, begun)
             stores.append(_serve_store(order, listeners))
 
-        hold.end(take_up)
+        rehearsal.end(take_up)
 
-    hold = Hold(on_waiting)
+    rehearsal = Rehearsal(on_waiting)
     if order["is_rehearsed"]:
-        hold.begin(order["unknown"])
+        rehearsal.begin(order["unknown"])
     reporter = Reporter(channel, imports=imports.describe, on_begun=on_begun)
     reporter.start()
 
     # 4. Run the program, then what Python would at its end.
-    code = _run(lambda: _program(order, hold), channel, reporter, hold)
+    code = _run(lambda: _program(order, rehearsal), channel, reporter, rehearsal)
     take_no_more_stop_signals()
     code = _end_threads(code)
     reporter.end()
@@ -194,12 +194,12 @@ def _serve_store(order: Message, listeners: list[int]) -> Any:
     return serve_store(order["host"], order["port"], chosen)
 
 
-def _program(order: Message, hold: Hold) -> None:
+def _program(order: Message, rehearsal: Rehearsal) -> None:
     if order["is_rehearsed"]:
         if not order["runs_ahead"]:
             import_ahead(order)
-            hold.wait()
-        hold.begin_program()
+            rehearsal.wait()
+        rehearsal.begin_program()
     if "observer" in order:  # `elasticrun check` looks on; by name, since it is above.
         importlib.import_module(order["observer"]).observe(order)
     if order["kind"] == "module":
@@ -207,7 +207,7 @@ def _program(order: Message, hold: Hold) -> None:
     elif order["kind"] == "function":
         folder = Path(order["target"])
         result = call_function(folder)
-        hold.wait()  # Results of the other generation are forgotten then.
+        rehearsal.wait()  # Results of the other generation are forgotten then.
         save_result(
             folder,
             result,
@@ -236,7 +236,10 @@ def _run_script(path: str) -> None:
 
 
 def _run(
-    program: Callable[[], None], channel: Channel, reporter: Reporter, hold: Hold
+    program: Callable[[], None],
+    channel: Channel,
+    reporter: Reporter,
+    rehearsal: Rehearsal,
 ) -> int:
     """Run the program; print and report what it raises; return the exit code.
 
@@ -244,10 +247,10 @@ def _run(
     """
     try:
         program()
-        hold.wait()
+        rehearsal.wait()
         reporter.look()
     except SystemExit as error:
-        hold.wait()
+        rehearsal.wait()
         reporter.look()
         return _exit_code(error)
     except BaseException as error:

@@ -18,14 +18,14 @@ from elasticrun import errors
 from elasticrun.checkpoint.storage.place import Place, parse_place
 from elasticrun.launcher import processes
 from elasticrun.launcher.directory import newest_checkpoint
-from elasticrun.launcher.event_loop import EventLoop
-from elasticrun.launcher.forks.waiting import WaitingReplica
-from elasticrun.launcher.replica.reporter import DUMP_SIGNAL
-from elasticrun.launcher.supervisor.causes import (
+from elasticrun.launcher.endings import (
     Ending,
     Failure,
     explain_kill,
 )
+from elasticrun.launcher.event_loop import EventLoop
+from elasticrun.launcher.forks.waiting import WaitingReplica
+from elasticrun.launcher.replica.reporter import DUMP_SIGNAL
 from elasticrun.launcher.terminal.log_files import Log, log_path
 from elasticrun.launcher.terminal.output import LineReader
 from elasticrun.replicas.wire import Message, WireError

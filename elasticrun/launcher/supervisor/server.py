@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 from elasticrun.errors import STOPPED, counted
+from elasticrun.launcher.control import sockets
 from elasticrun.launcher.options import OptionError
 from elasticrun.launcher.stop_signals import StopSignals
 from elasticrun.launcher.supervisor.generation import Generation
 from elasticrun.launcher.supervisor.status import JobStatus
 from elasticrun.launcher.supervisor.supervisor import Supervisor
-from elasticrun.launcher.talk import sockets
 from elasticrun.replicas.wire import Channel, Message, WireError
 
 _MAX_REQUEST = 1 << 14

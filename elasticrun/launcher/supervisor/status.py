@@ -181,7 +181,7 @@ class JobStatus:
             "started_in": os.getcwd(),
             "local_dir": str(options.local_dir),
             "log_dir": str(options.log_dir),
-            "seconds": time.time() - supervisor.judge.started_at,
+            "seconds": time.time() - supervisor.policy.started_at,
             "spares": supervisor.successors.num_ready_spares,
             "spare_memory": sum(usage[pid][1] for pid in spares),
             "members": [

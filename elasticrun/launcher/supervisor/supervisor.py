@@ -12,9 +12,9 @@ launcher's one thread, called back by its loop; in brackets, who works meanwhile
                    generation is asked to save and exit [rank 0's reporter thread asks
                    its job, the watchers of all replicas agree on a boundary, their main
                    threads save there and exit]
-    JUDGING        `on_all_ended`: the kernel has said of each that it has; the nodes
+    CONCLUDING        `on_all_ended`: the kernel has said of each that it has; the nodes
                    tell each other how
-    GATHERING      `on_verdict`: this node asks to join the next generation
+    GATHERING      `on_outcome`: this node asks to join the next generation
     OFFERED        `on_joined`: it offers the successors that wait
     TRAINING       `on_round`: all nodes have offered, so the successors get their
                    orders and run the program, or on, which loads what was saved
@@ -30,6 +30,7 @@ from pathlib import Path
 
 from elasticrun.errors import BY_SIGNAL, STOPPED, counted
 from elasticrun.launcher import directory, processes
+from elasticrun.launcher.endings import EndKind, Outcome
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks.starter import Starter
 from elasticrun.launcher.forks.waiting import WaitingReplica
@@ -37,15 +38,19 @@ from elasticrun.launcher.nodes.many_nodes import nodes_of
 from elasticrun.launcher.nodes.nodes import END, LEAVE, SCALE, Offer, RoundPlan
 from elasticrun.launcher.options import Options
 from elasticrun.launcher.replica.functions import remove_results
-from elasticrun.launcher.supervisor.crashes import CrashHistory
 from elasticrun.launcher.supervisor.generation import Generation
-from elasticrun.launcher.supervisor.judge import Judge, NextAction, Stop, verdict_of
 from elasticrun.launcher.supervisor.orders import make_orders
 from elasticrun.launcher.supervisor.replica_reports import ReplicaReports
+from elasticrun.launcher.supervisor.restart_policy import (
+    CrashHistory,
+    NextAction,
+    RestartPolicy,
+    Stop,
+    outcome_of,
+)
 from elasticrun.launcher.supervisor.successors import Successors
 from elasticrun.launcher.supervisor.watchdog import HangClock, Watchdog
 from elasticrun.launcher.terminal.console import Console
-from elasticrun.launcher.verdict import EndKind, Verdict
 from elasticrun.replicas.signals import ANNOUNCING
 
 _AFTER_GRACE_SECONDS = 3.0
@@ -64,7 +69,7 @@ class Phase(enum.Enum):
     TRAINING = "a request, successors that can take over, or an end"
     STOPPING = "all replicas to save and exit"
     # Without it again:
-    JUDGING = "how it ended on the other nodes"
+    CONCLUDING = "how it ended on the other nodes"
 
 
 class Supervisor:
@@ -88,7 +93,7 @@ class Supervisor:
         self.problem = ""
         newest = directory.newest_checkpoint(options.checkpoint_dir)
         self.crashes = CrashHistory(options.max_restarts, newest_at_start=newest)
-        self.judge = Judge(options, console, self.crashes)
+        self.policy = RestartPolicy(options, console, self.crashes)
         self.reports = ReplicaReports(console, self.crashes, is_quiet=options.is_quiet)
         self._console = console
         self._phase = Phase.GATHERING
@@ -196,13 +201,13 @@ class Supervisor:
             return
         self._stop_code = code
         reason = END if is_for_all or self.nodes.is_needed else LEAVE
-        if self._phase is Phase.JUDGING:
-            # It has saved, or has not; the verdict says it, and ends the job then.
+        if self._phase is Phase.CONCLUDING:
+            # It has saved, or has not; the outcome says it, and ends the job then.
             self._stop = Stop.END
             self.nodes.request_stop(reason, cause)
         elif self.generation is None or not self._may_train(self.generation):
             # There is nothing to save, so nobody need be waited for.
-            self.judge.note_idle_end(cause)
+            self.policy.note_idle_end(cause)
             self.nodes.leave(reason, cause)
             self.exit_code = code
         else:
@@ -254,8 +259,8 @@ class Supervisor:
 
     @property
     def _is_between(self) -> bool:
-        """Whether there is no generation that runs, or waits for its verdict."""
-        return self.generation is None and self._phase is not Phase.JUDGING
+        """Whether there is no generation that runs, or waits for its outcome."""
+        return self.generation is None and self._phase is not Phase.CONCLUDING
 
     def _may_train(self, generation: Generation) -> bool:
         """Return whether a generation may have something to save, here or elsewhere."""
@@ -267,29 +272,29 @@ class Supervisor:
         """Tell the other nodes how the generation ended here, and hear from them."""
         generation, self.generation = self.generation, None
         assert generation is not None
-        self._phase = Phase.JUDGING
-        # Before the verdict, which may follow at once, and begins the next generation.
+        self._phase = Phase.CONCLUDING
+        # Before the outcome, which may follow at once, and begins the next generation.
         self.successors.beside = None
         self._watchdog.end()
         self._starter.note_running(sorted(self.successors.pids))
-        self.judge.is_plain = not generation.has_begun
-        verdict = verdict_of(
+        self.policy.is_plain = not generation.has_begun
+        outcome = outcome_of(
             generation, reason=self._watchdog.reason, place=self.options.checkpoint_dir
         )
-        self.nodes.conclude(replace(verdict, has_trained=self.crashes.has_trained))
+        self.nodes.conclude(replace(outcome, has_trained=self.crashes.has_trained))
 
-    def on_verdict(self, verdict: Verdict) -> None:
+    def on_outcome(self, outcome: Outcome) -> None:
         """Begin the next generation, or end the job."""
         round_ = self.nodes.round
         assert round_ is not None
-        next_ = self.judge.judge(
-            verdict,
+        next_ = self.policy.decide(
+            outcome,
             number=round_.number,
             stop=self._stop,
             code=self._stop_code,
             is_first=round_.node == 0,
         )
-        if verdict.kind in (EndKind.CRASHED, EndKind.LEFT):
+        if outcome.kind in (EndKind.CRASHED, EndKind.LEFT):
             self._stop = Stop.NONE
         self._go_on(next_)
 
@@ -418,10 +423,10 @@ class Supervisor:
                 self.generation.kill()
 
     def on_closed(self) -> None:
-        self._go_on(self.judge.on_closed())
+        self._go_on(self.policy.on_closed())
 
     def on_no_nodes(self, why: str) -> None:
-        self._go_on(self.judge.fail(why))
+        self._go_on(self.policy.fail(why))
 
     # What is heard from the starter.
 
@@ -430,7 +435,7 @@ class Supervisor:
         last = self.nodes.round
         is_rescaling = last is not None and last.share != self.successors.size
         if last is None or (self.generation is None and not is_rescaling):
-            self._go_on(self.judge.fail(why))
+            self._go_on(self.policy.fail(why))
             return
         self.successors.discard()
         why += f" The job goes on with {counted(last.share, 'replica')}"

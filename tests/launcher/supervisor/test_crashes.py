@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from elasticrun.launcher.endings import EndKind, Outcome
 from elasticrun.launcher.nodes.nodes import plan_round
-from elasticrun.launcher.supervisor.crashes import CrashHistory
-from elasticrun.launcher.verdict import EndKind, Verdict
+from elasticrun.launcher.supervisor.restart_policy import CrashHistory
 from tests.launcher.offers import offer
 
 
@@ -25,7 +25,7 @@ def test_delays_double_up_to_a_minute_until_none_is_left(
 ) -> None:
     book = CrashHistory(max_restarts, newest_at_start=0)
     book.has_trained = True
-    crash = Verdict(EndKind.CRASHED, text="no module named x", is_own_fault=True)
+    crash = Outcome(EndKind.CRASHED, text="no module named x", is_own_fault=True)
     found = [book.decide(replace(crash, newest=each), 0)[0] for each in checkpoints]
     assert found == delays
 
@@ -33,7 +33,7 @@ def test_delays_double_up_to_a_minute_until_none_is_left(
 def test_what_comes_from_outside_costs_no_pause_three_times() -> None:
     book = CrashHistory(10, newest_at_start=0)
     book.has_trained = True
-    killed = Verdict(EndKind.CRASHED, text="killed", is_from_outside=True)
+    killed = Outcome(EndKind.CRASHED, text="killed", is_from_outside=True)
     full = replace(killed, is_out_of_memory=True)
     delays = [book.decide(each, 0)[0] for each in [killed] * 5 + [full, killed]]
     assert delays == [0, 0, 0, 1, 2, 16, 8]
@@ -46,7 +46,7 @@ def test_a_newcomer_that_fails_at_once_fails_alone() -> None:
     offers = [offer(1, has_trained=True), offer(1)]
     for node, book in enumerate((veteran, newcomer)):
         book.adopt(plan_round(offers, node, addresses=["a", "b"], interface=""))
-    here = Verdict(EndKind.CRASHED, text="no module named x", is_own_fault=True)
+    here = Outcome(EndKind.CRASHED, text="no module named x", is_own_fault=True)
     assert veteran.decide(replace(here, is_here=False), 3)[0] == 0
     assert newcomer.decide(here, 3)[0] is None
     assert newcomer.decide(replace(here, is_here=False), 3)[0] == 0

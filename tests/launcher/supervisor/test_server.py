@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from elasticrun.launcher.control import sockets
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.stop_signals import StopSignals
 from elasticrun.launcher.supervisor import server
 from elasticrun.launcher.supervisor.server import Server
-from elasticrun.launcher.talk import sockets
 from elasticrun.replicas.wire import Channel, Message
 
 

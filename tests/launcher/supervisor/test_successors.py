@@ -16,9 +16,9 @@ from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks.waiting import WaitingReplica
 from elasticrun.launcher.options import NodeSettings, Options, Program, Replicas
 from elasticrun.launcher.supervisor import successors
-from elasticrun.launcher.supervisor.crashes import CrashHistory
 from elasticrun.launcher.supervisor.generation import NO_IMPORTS
 from elasticrun.launcher.supervisor.replica_reports import ReplicaReports
+from elasticrun.launcher.supervisor.restart_policy import CrashHistory
 from elasticrun.launcher.supervisor.successors import Successors
 from elasticrun.replicas.wire import Channel
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from elasticrun.launcher import environment
-from elasticrun.launcher.terminal.console import Console
-from elasticrun.launcher.terminal.screen import (
+from elasticrun.launcher.terminal.console import (
+    Console,
     Screen,
     StatusLineScreen,
     Stream,

@@ -19,8 +19,8 @@ from tests.support.stage import Stage, freeze
 IMPATIENT = """
 import sys
 from elasticrun.__main__ import main
-from elasticrun.launcher.talk import client
-client._ANSWER_SECONDS = 0.2
+from elasticrun.launcher.control import jobs
+jobs._ANSWER_SECONDS = 0.2
 sys.exit(main())
 """
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from elasticrun.errors import STOP_CODES, STOPPED
 from elasticrun.launcher import directory, processes
+from elasticrun.launcher.control import sockets
 from elasticrun.launcher.directory import check_meeting_place, locked, make_usable
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.events import EventKeeper
@@ -21,7 +22,6 @@ from elasticrun.launcher.stop_signals import StopSignals, signals_as_bytes
 from elasticrun.launcher.supervisor.server import Server
 from elasticrun.launcher.supervisor.status import JobStatus
 from elasticrun.launcher.supervisor.supervisor import Supervisor
-from elasticrun.launcher.talk import sockets
 from elasticrun.launcher.terminal.console import Console, open_console
 from elasticrun.replicas.open_files import raise_limit_of_open_files
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from elasticrun.errors import STOP_CODES, ElasticRunError
+from elasticrun.launcher.control.jobs import JobConnection, JobError, find_job
 from elasticrun.launcher.interpreter import command
 from elasticrun.launcher.replica.functions import read_results, save_function
-from elasticrun.launcher.talk.client import JobConnection, JobError, find_job
 
 _LAST_LINES = 40
 _FIND_SECONDS = 30.0
