@@ -31,11 +31,11 @@ def variables() -> dict[str, str]:
 
 def replace_variables_of_forkserver(new: Mapping[str, str]) -> None:
     """Let a replica have these variables, and those that importing torch has set."""
-    apply_changes(dict.fromkeys(_IN_ONE_THREAD), but=())
+    apply_changes(dict.fromkeys(_IN_ONE_THREAD))
     os.environ.update(new)
 
 
-def apply_changes(changed: Changes, *, but: Collection[str]) -> None:
+def apply_changes(changed: Changes, *, but: Collection[str] = ()) -> None:
     """Change this process's variables, all but some."""
     for name, value in changed.items():
         if name in but:

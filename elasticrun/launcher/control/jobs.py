@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import socket
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -231,49 +230,32 @@ def find_job(name: str | None) -> JobConnection:
     """Return the job of this name, process number or directory.
 
     Without any it is that of the working directory: a name that is left out must not
-    act on a job somewhere else. On a terminal the user is asked which one.
+    act on a job somewhere else.
     """
     jobs, silent = find_jobs()
     all_: list[JobConnection | SilentJobError] = [*jobs, *silent]
     found = [job for job in all_ if (job.is_called(name) if name else job.is_here)]
-    try:
-        if len(found) > 1 or (all_ and not found and name is None):
-            chosen = _ask_which(found or all_, name)
-            found = [job for job in all_ if job.pid == chosen]
-    finally:
-        for job in jobs:
-            if job not in found or len(found) > 1:
-                job.close()
-    if not found:
-        what = "job" if name is None else f"job {name!r}"
-        unknown = [each for each in silent if not each.is_known]
-        text = "".join(f"; {each}: name it by {each.pid}" for each in unknown)
-        raise NoSuchJobError(
-            f"no {what} of this user is running{text}", exit_code=NO_JOB
+    for job in jobs:
+        if found != [job]:
+            job.close()
+    if len(found) == 1:
+        if isinstance(found[0], SilentJobError):
+            raise found[0]
+        return found[0]
+    if found or (all_ and name is None):
+        what = "no job of this directory is running, but"
+        if found:
+            what = "more than one such job is running:"
+        listed = "; ".join(job.title for job in found or all_)
+        raise JobError(
+            f"{what} {listed}. Give the name, the process number or the directory of "
+            "the one that is meant.",
+            exit_code=NO_JOB,
         )
-    if isinstance(found[0], SilentJobError):
-        raise found[0]
-    return found[0]
-
-
-def _ask_which(jobs: list[JobConnection | SilentJobError], name: str | None) -> int:
-    """Let the user choose one by its process number."""
-    what = "no job of this directory is running, but"
-    if name is not None or any(job.is_here for job in jobs):
-        what = "more than one such job is running:"
-    listed = "; ".join(job.title for job in jobs)
-    if sys.stdin.isatty() and sys.stderr.isatty():
-        sys.stderr.write(f"elasticrun: {what} {listed}\nWhich one? Its number: ")
-        sys.stderr.flush()
-        answer = sys.stdin.readline().strip()
-        if answer in [str(job.pid) for job in jobs]:
-            return int(answer)
-        raise JobError("none was chosen", exit_code=NO_JOB)
-    raise JobError(
-        f"{what} {listed}. Give the name, the process number or the directory of the "
-        "one that is meant.",
-        exit_code=NO_JOB,
-    )
+    what = "job" if name is None else f"job {name!r}"
+    unknown = [each for each in silent if not each.is_known]
+    text = "".join(f"; {each}: name it by {each.pid}" for each in unknown)
+    raise NoSuchJobError(f"no {what} of this user is running{text}", exit_code=NO_JOB)
 
 
 def places_meant(word: str) -> list[Place]:

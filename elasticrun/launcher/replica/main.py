@@ -36,7 +36,6 @@ from elasticrun.launcher.replica.rehearsal import (
     ProgramImports,
     Rehearsal,
     import_ahead,
-    import_what_optimizers_need,
     modules_of_program,
 )
 from elasticrun.launcher.replica.reporter import (
@@ -85,7 +84,7 @@ def main(control: int, listeners: list[int]) -> None:
         os.write(2, _BARRED)
         execute(control, listeners)
     order = channel.receive_one()
-    if order is None:  # The launcher has hung up: this replica is not needed.
+    if order is None:  # The launcher has hung up, so this replica is not needed.
         os._exit(0)
 
     # 2. Become the program's process. Modules that come from here on are its own.
@@ -94,24 +93,19 @@ def main(control: int, listeners: list[int]) -> None:
     last = next(reversed(sys.modules))
     imports = ProgramImports(order, after=last)
 
-    # 3. A successor pauses where it needs the job, and says so, until its generation
-    # begins; only then its rank is known, and whether it serves the store.
-    def on_waiting() -> None:
-        if order["runs_ahead"] and not order["unknown"]:
-            import_what_optimizers_need(order)
-        channel.send({"type": "waiting"})
+    # 3. A successor pauses where it needs the job, and says so. Only when its
+    # generation begins its rank is known, and with it whether it serves the store.
+    def take_up(begun: Message) -> None:
+        known = order["environment"].items()
+        environment.apply_changes(dict(begun["environment"].items() - known))
+        order.update(begun)
+        _show_rank(order)
+        stores.append(_serve_store(order, listeners))
 
-    def on_begun(begun: Message) -> None:  # In the reporter's thread.
-        def take_up() -> None:
-            _take_up(order, begun)
-            stores.append(_serve_store(order, listeners))
-
-        rehearsal.end(take_up)
-
-    rehearsal = Rehearsal(on_waiting)
+    rehearsal = Rehearsal(order, channel, take_up)
     if order["is_rehearsed"]:
-        rehearsal.begin(order["unknown"])
-    reporter = Reporter(channel, imports=imports.describe, on_begun=on_begun)
+        rehearsal.begin()
+    reporter = Reporter(channel, imports=imports.describe, on_begun=rehearsal.end)
     reporter.start()
 
     # 4. Run the program, then what Python would at its end.
@@ -164,15 +158,6 @@ def _show_rank(order: Message) -> None:
     """Let `ps` show the rank, and what is run."""
     name = os.path.basename(order["argv"][0])
     processes.call_this_process(f"rank {order['rank']} of {name} (elasticrun)")
-
-
-def _take_up(order: Message, begun: Message) -> None:
-    """Add to the order what was not known when it was sent: generation and ranks."""
-    known = order["environment"].items()
-    new = dict(begun["environment"].items() - known)
-    environment.apply_changes(new, but=())
-    order.update(begun)
-    _show_rank(order)
 
 
 def _serve_store(order: Message, listeners: list[int]) -> Any:

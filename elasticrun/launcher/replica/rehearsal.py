@@ -22,7 +22,7 @@ from elasticrun.errors import is_of_program
 from elasticrun.launcher import environment, processes
 from elasticrun.replicas.environment import torchrun_variables
 from elasticrun.replicas.process_end import freeze_modules
-from elasticrun.replicas.wire import Message
+from elasticrun.replicas.wire import Channel, Message
 
 _OF_THE_JOB = frozenset(
     [*torchrun_variables(rank=0, world_size=1, port=0), "ELASTICRUN_CHECKPOINT_DIR"]
@@ -38,31 +38,27 @@ class Rehearsal:
     as the order has them, and do not wait.
 
     Args:
-        on_waiting: Called when the program has come so far; perhaps more than once.
+        take_up: Called in the reporter's thread with what the launcher says when the
+            generation begins, before the program goes on.
     """
 
-    def __init__(self, on_waiting: Callable[[], None]) -> None:
-        self._on_waiting = on_waiting
+    def __init__(
+        self, order: Message, channel: Channel, take_up: Callable[[Message], None]
+    ) -> None:
+        self._order = order
+        self._channel = channel
+        self._take_up = take_up
         self._pid = os.getpid()
         self._is_over = threading.Event()
         self._is_over.set()
         self._ending_thread = 0
         self._meanwhile = contextlib.ExitStack()
-        self._awaited: Collection[str] = _OF_THE_JOB
+        self._awaited: Collection[str] = ()
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the program may go on."""
-        return self._is_over.is_set()
-
-    def begin(self, unknown: Collection[str]) -> None:
-        """Pause what is imported from now on where it needs the job.
-
-        Args:
-            unknown: The variables that have no value so far.
-        """
+    def begin(self) -> None:
+        """Pause what is imported ahead where it needs what is still unknown."""
         self._is_over.clear()
-        self._awaited = unknown
+        self._awaited = self._order["unknown"]
         self._meanwhile.enter_context(processes.yielding_memory())
         self._meanwhile.enter_context(
             environment.noticing_reads(_OF_THE_JOB, self._on_read)
@@ -90,18 +86,16 @@ class Rehearsal:
         is_ending = threading.get_ident() == self._ending_thread
         if not self._is_over.is_set() and os.getpid() == self._pid and not is_ending:
             awaited, self._awaited = self._awaited, ()  # By what is imported meanwhile.
-            self._on_waiting()
+            if self._order["runs_ahead"] and not self._order["unknown"]:
+                import_what_optimizers_need(self._order)
+            self._channel.send({"type": "waiting"})
             self._awaited = awaited
             self._is_over.wait()
 
-    def end(self, take_up: Callable[[], None]) -> None:
-        """Let the program go on: its generation has begun. In the reporter's thread.
-
-        Args:
-            take_up: Called before, for what the program is to find.
-        """
+    def end(self, begun: Message) -> None:
+        """Let the program go on: its generation has begun."""
         self._ending_thread = threading.get_ident()
-        take_up()
+        self._take_up(begun)
         self._meanwhile.close()
         self._is_over.set()
 
@@ -229,7 +223,7 @@ def import_ahead(order: Message) -> None:
     for number, (name, _) in enumerate(told["modules"]):
         while next_change[0] <= number:
             variables[next_change[1]] = next_change[2]
-            environment.apply_changes({next_change[1]: next_change[2]}, but=())
+            environment.apply_changes({next_change[1]: next_change[2]})
             next_change = next(changes)
         with contextlib.suppress(BaseException):  # The program will say it.
             importlib.import_module(name)
