@@ -77,7 +77,7 @@ def run_job(options: Options) -> int:
                 loop.run_once()
             if supervisor.exit_code not in STOP_CODES:  # A stop waits for nothing.
                 linting.finish(wakeups)
-            console.note("end", console.last_event, code=supervisor.exit_code)
+            console.record("end", console.last_event, code=supervisor.exit_code)
             return supervisor.exit_code
 
 

@@ -126,7 +126,7 @@ class ManyNodes:
         """Say what this node brings; `on_round` follows once all have."""
         self._offer = offer
         self._phase = _NodePhase.OFFERED
-        self._note(
+        self._post(
             host=socket.gethostname(),
             address=self._address["told"],
             offer=offer.encode(),
@@ -137,18 +137,18 @@ class ManyNodes:
         """Tell the others why all are to save and exit."""
         self._is_leaving = kind == LEAVE
         self._attempt.request_stop(kind, cause)
-        self._note()
+        self._post()
 
-    def note_trouble(self, *, is_hang: bool = False) -> None:
+    def tell_trouble(self, *, is_hang: bool = False) -> None:
         """Tell the others that a replica has failed, or hangs."""
-        self._note(has_trouble=True, **({"is_hang": True} if is_hang else {}))
+        self._post(has_trouble=True, **({"is_hang": True} if is_hang else {}))
 
     def conclude(self, outcome: Outcome) -> None:
         """Say how the generation ended here; `on_outcome` follows once all have."""
         self._outcome = outcome
         if self._phase is _NodePhase.RUNNING:
             self._phase = _NodePhase.CONCLUDING
-            self._note(ending=outcome.encode())
+            self._post(ending=outcome.encode())
             self._judge_if_all_ended()
         else:  # The others were lost meanwhile.
             self._give_outcome(self._loss)
@@ -157,7 +157,7 @@ class ManyNodes:
         """Tell the others that this node waits for nothing any more."""
         self._is_leaving = kind == LEAVE
         self._attempt.request_stop(kind, cause)
-        self._note(ending=Outcome(EndKind.LEFT, text=cause).encode())
+        self._post(ending=Outcome(EndKind.LEFT, text=cause).encode())
 
     def close(self, *, is_hurried: bool) -> None:
         """Leave the other nodes, who need not wait for this one."""
@@ -167,7 +167,7 @@ class ManyNodes:
             self._rendezvous.close()
             return
         if self._phase is _NodePhase.MEMBER:
-            self._note(rejoins=True)  # So that nobody waits for an offer.
+            self._post(rejoins=True)  # So that nobody waits for an offer.
         is_end = END in self._attempt.stop_requests
         self._rendezvous.say_goodbye(
             {
@@ -281,7 +281,7 @@ class ManyNodes:
 
     # What all note in the store of the round.
 
-    def _note(self, **values: Any) -> None:
+    def _post(self, **values: Any) -> None:
         self._attempt.own.update(values)
         self._send({"type": "note", "note": self._attempt.own})
 
@@ -307,7 +307,7 @@ class ManyNodes:
         self._hear_stop_requests(END)
         if attempt.is_refused:
             if self._phase is _NodePhase.MEMBER:
-                self._note(rejoins=True)
+                self._post(rejoins=True)
             self._join_next_round()
         elif attempt.is_agreed:
             self.round = plan_round(
@@ -355,7 +355,7 @@ class ManyNodes:
                 attempt.number + 1, node=attempt.node, hosts=attempt.hosts
             )
             if changes:
-                self._note(rejoins=True)
+                self._post(rejoins=True)
                 self._phase = _NodePhase.OUTSIDE
         self._wants_to_join = False
         self._subscriber.on_outcome(outcome)

@@ -181,7 +181,7 @@ class OneNode:
     def request_stop(self, kind: str, cause: str) -> None:
         pass
 
-    def note_trouble(self, *, is_hang: bool = False) -> None:
+    def tell_trouble(self, *, is_hang: bool = False) -> None:
         pass
 
     def conclude(self, outcome: Outcome) -> None:

@@ -161,9 +161,9 @@ class ProgramImports:
         # With the newest module of then. What an installed package sets while it is
         # imported, it sets wherever it is.
         self._written: list[tuple[str, str, str | None]] = []
-        environment.notice_writes(self._note)
+        environment.notice_writes(self._on_write)
 
-    def _note(self, name: str, value: str | None) -> None:
+    def _on_write(self, name: str, value: str | None) -> None:
         frame: FrameType | None = sys._getframe(2)  # Behind the function that calls it.
         while frame is not None and not _is_importing(frame):
             if frame.f_code.co_filename.startswith(_OWN):

@@ -90,7 +90,7 @@ class Reporter:
             try:
                 self._report(job)
             except Exception:  # The next request to stop must still get through.
-                self._note_failure()
+                self._warn_once()
         return _IN_TRAINING if self._has_trained else _UNTIL_FIRST_BATCH
 
     def _look_before_job(self) -> float:
@@ -107,7 +107,7 @@ class Reporter:
         with self._looking:
             self._has_ended = True
 
-    def _note_failure(self) -> None:
+    def _warn_once(self) -> None:
         if not self._has_failed:
             self._has_failed = True
             logger.warning(

@@ -50,7 +50,7 @@ class CrashHistory:
         self.newest_at_crash = round_.newest_at_crash
         self.num_used = round_.num_used
 
-    def note(self, outcome: Outcome) -> None:
+    def learn(self, outcome: Outcome) -> None:
         """Learn from how a generation ended."""
         self._has_job_trained = self._has_job_trained or outcome.has_trained
 
@@ -202,7 +202,7 @@ class RestartPolicy:
             stop: Why it was to end, if it was.
             is_first: Whether this is the node that notes the end of the program.
         """
-        self._crashes.note(outcome)
+        self._crashes.learn(outcome)
         if outcome.kind == EndKind.FINISHED:
             return self._finish(outcome, is_first=is_first)
         if stop is Stop.END:
@@ -221,7 +221,7 @@ class RestartPolicy:
         )
         return NextAction(outcome.code)
 
-    def note_idle_end(self, cause: str) -> None:
+    def say_idle_end(self, cause: str) -> None:
         """Say what is kept of a job that ends while no replica trains."""
         newest = max(
             self._crashes.newest_at_crash,
@@ -258,7 +258,7 @@ class RestartPolicy:
         if outcome.trace:
             self._console.detail(outcome.trace)
         if outcome.rescued:
-            self._console.note("rescue", outcome.rescued, generation=number)
+            self._console.record("rescue", outcome.rescued, generation=number)
 
     def fail(self, why: str) -> NextAction:
         """Say why the job fails, and end it."""
@@ -268,7 +268,9 @@ class RestartPolicy:
     def _finish(self, outcome: Outcome | None = None, *, is_first: bool) -> NextAction:
         lost = f"; {_saved(outcome)}" if outcome and outcome.is_unsaved else ""
         if is_first and not lost:
-            directory.note_finished(self._options.checkpoint_dir, self._options.program)
+            directory.write_finished(
+                self._options.checkpoint_dir, self._options.program
+            )
         number = self._crashes.num_restarts
         restarts = f" and {counted(number, 'restart')}" if number else ""
         seconds = time.time() - self.started_at
@@ -338,7 +340,7 @@ class RestartPolicy:
         )
         if delay is None:
             return self.fail(text)
-        self._console.note("restart", text, cause="a crash", delay=delay)
+        self._console.record("restart", text, cause="a crash", delay=delay)
         return NextAction(delay=delay)
 
 

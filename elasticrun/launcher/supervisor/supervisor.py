@@ -108,7 +108,7 @@ class Supervisor:
             console.event,
             HangClock(options.hang_timeout),
             grace=options.settings.grace,
-            on_hang=lambda: self.nodes.note_trouble(is_hang=True),
+            on_hang=lambda: self.nodes.tell_trouble(is_hang=True),
         )
         self._starter = Starter(
             loop,
@@ -207,7 +207,7 @@ class Supervisor:
             self.nodes.request_stop(reason, cause)
         elif self.generation is None or not self._may_train(self.generation):
             # There is nothing to save, so nobody need be waited for.
-            self.policy.note_idle_end(cause)
+            self.policy.say_idle_end(cause)
             self.nodes.leave(reason, cause)
             self.exit_code = code
         else:
@@ -243,7 +243,7 @@ class Supervisor:
             self.successors.discard()
         elif generation is not None:
             replicas = {"replicas": generation.size, "target": self.successors.size}
-            self._console.note("rescaling", cause, cause=cause, **replicas)
+            self._console.record("rescaling", cause, cause=cause, **replicas)
         if generation is not None:
             self._phase = Phase.STOPPING
             self.successors.beside = None
@@ -372,7 +372,7 @@ class Supervisor:
 
     def on_trouble(self) -> None:
         self._watchdog.on_trouble()
-        self.nodes.note_trouble()
+        self.nodes.tell_trouble()
 
     # What is heard from the other nodes.
 

@@ -52,11 +52,11 @@ class HangClock:
         """Seconds in which one of the others comes to a collective or a boundary."""
         return max(_SHORTEST_NOTICING, _TIMES_USUAL_NOTICING * self._longest)
 
-    def note_gap(self, seconds: float) -> None:
+    def learn_gap(self, seconds: float) -> None:
         """Learn from the time between two boundaries of a loop."""
         self._longest = max(self._longest, seconds)
 
-    def note_hang(self) -> None:
+    def learn_hang(self) -> None:
         """Learn that this was too long, or that the patience was too short."""
         self._shortest *= 2
 
@@ -215,14 +215,14 @@ class Watchdog:
             silence = now - member.moved_at
             is_in_loop = bool(member.report.get("is_in_loop"))
             if self._hang.is_hung(silence, is_in_loop=is_in_loop):
-                self._hang.note_hang()
+                self._hang.learn_hang()
                 self._on_hang()
                 culprit = self._find_culprit(generation.running, silence)
                 why = self._explain_hang(culprit, silence)
                 self._dump_and_kill(why, culprit=culprit)
                 return
             if member.report.get("has_trained") and is_in_loop:
-                self._hang.note_gap(silence)
+                self._hang.learn_gap(silence)
 
     def _find_culprit(self, running: Sequence[Member], silence: float) -> Member | None:
         # The others may have fallen silent a moment later, when they began to wait.

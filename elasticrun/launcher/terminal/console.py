@@ -201,9 +201,9 @@ class Console:
         if rest.strip():
             self.detail(rest)
         if kind:
-            self.note(kind, text, **values)
+            self.record(kind, text, **values)
 
-    def note(self, kind: str, text: str, **values: Any) -> None:
+    def record(self, kind: str, text: str, **values: Any) -> None:
         """Tell of an event that needs no line."""
         for call in self.on_event:
             call(kind, text, values)

@@ -225,7 +225,8 @@ def test_spares_that_only_import_end_in_silence(opened: Open) -> None:
     stage.ends[0].close()
     stage.loop.run_once()
     assert (stage.successors.spares, stage.asked, stage.said) == ([], [], [])
-    stage.ends.clear()
+    stage.ends.pop().close()
+    stage.ends.pop()
     stage.successors.scale(3, stage.generation)
     stage.fork()
     assert stage.stops == []  # It goes on until they wait.
