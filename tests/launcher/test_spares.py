@@ -84,6 +84,7 @@ def test_a_spare_that_is_killed_is_replaced(spared: Rescaled) -> None:
     wait_until_nothing_is_left(spared.stage)
 
 
+@pytest.mark.wide
 def test_a_script_that_cannot_run_beside_itself_has_no_spares(
     spared: Rescaled,
 ) -> None:
@@ -96,6 +97,7 @@ def test_a_script_that_cannot_run_beside_itself_has_no_spares(
     spared.stop()
 
 
+@pytest.mark.wide
 def test_a_rescaling_begins_with_others_which_get_spares_of_their_own(
     spared: Rescaled,
 ) -> None:

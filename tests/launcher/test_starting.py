@@ -155,6 +155,7 @@ def preparing(job: Running, *sizes: int) -> Iterator[list[Answer]]:
         os.kill(forkserver, signal.SIGCONT)
 
 
+@pytest.mark.wide
 def test_what_runs_goes_on_until_its_successors_wait(stage: Stage) -> None:
     options = ["--replicas", 1, "--max-restarts", 0, "--", "--hold", "0:9"]
     with running(stage, *options) as job:
@@ -252,6 +253,7 @@ def test_each_of_many_replicas_has_ends_of_its_own() -> None:
                 os.close(output)
 
 
+@pytest.mark.wide
 def test_a_rescaling_that_is_taken_back_in_time_restarts_nothing(
     stage: Stage,
 ) -> None:
@@ -278,6 +280,7 @@ def test_a_rescaling_that_is_taken_back_in_time_restarts_nothing(
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
+@pytest.mark.wide
 def test_a_crash_before_they_wait_is_one(stage: Stage) -> None:
     options = ["--replicas", 1, "--max-restarts", 1, "--", "--hold", "0:9"]
     with running(stage, *options) as job:
@@ -290,6 +293,7 @@ def test_a_crash_before_they_wait_is_one(stage: Stage) -> None:
     assert "generation 1: 2 replicas started" in job.events
 
 
+@pytest.mark.wide
 def test_a_stop_before_they_wait_saves(stage: Stage) -> None:
     options = ["--replicas", 1, "--", "--hold", "0:9"]
     with running(stage, *options) as job:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from elasticrun.launcher.endings import EndKind, Outcome
 from elasticrun.launcher.nodes.nodes import plan_round
-from elasticrun.launcher.supervisor.restart_policy import CrashHistory
+from elasticrun.launcher.supervisor.restart_policy import CrashHistory, RestartPolicy
 from tests.launcher.offers import offer
 
 
@@ -50,3 +53,25 @@ def test_a_newcomer_that_fails_at_once_fails_alone() -> None:
     assert veteran.decide(replace(here, is_here=False), 3)[0] == 0
     assert newcomer.decide(here, 3)[0] is None
     assert newcomer.decide(replace(here, is_here=False), 3)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("has_trained", "newest", "text"),
+    [
+        (True, 7, "checkpoint 7 is the newest; the same command resumes"),
+        (True, 0, "nothing was saved"),
+        (False, 7, "nothing was trained since the start"),
+    ],
+)
+def test_a_stop_between_two_generations_says_what_is_kept(
+    tmp_path: Path, has_trained: bool, newest: int, text: str
+) -> None:
+    said: list[str] = []
+    options: Any = SimpleNamespace(
+        checkpoint_dir=tmp_path, how_to_go_on="; the same command resumes"
+    )
+    console: Any = SimpleNamespace(event=said.append)
+    book = CrashHistory(3, newest_at_start=0)
+    book.has_trained, book.newest_at_crash = has_trained, newest
+    RestartPolicy(options, console, book).say_idle_end("SIGTERM")
+    assert said == [f"SIGTERM: ending; {text}"]

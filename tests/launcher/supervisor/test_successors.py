@@ -207,6 +207,24 @@ def test_spares_become_successors_of_a_crash_and_not_of_a_rescaling(
     assert [each.pid for each in stage.successors.offer()] == pids
 
 
+def test_a_script_that_cannot_run_beside_itself_has_no_spares(opened: Open) -> None:
+    """One that was killed while it waited has others in its place."""
+    stage = opened(spares="prepared")
+    stage.train()
+    stage.fork()
+    stage.wait()
+    stage.ends.pop(0).close()
+    stage.loop.run_once()
+    assert stage.said[-1].startswith("a spare failed; others take their place. It was")
+    stage.ends.pop().close()
+    stage.fork()
+    stage.fail()
+    assert stage.said[-1] == (
+        "a spare failed; there are no more. It was local rank 0: no such file"
+    )
+    assert (stage.asked, stage.successors.spares) == ([], [])
+
+
 def test_nobody_waits_for_a_spare_whose_imports_have_no_end(opened: Open) -> None:
     stage = opened()
     stage.train()
