@@ -237,27 +237,22 @@ def _show_scaling(arguments: argparse.Namespace) -> int:
 
 
 def _show_status(arguments: argparse.Namespace) -> int:
-    while True:
-        jobs, silent = _statuses(arguments.job)
-        ended = []
-        if not (jobs or silent) and arguments.job is not None:
-            ended = [status_of_ended(find_known_job(arguments.job))]
-        if arguments.json:
-            _say(json.dumps([*jobs, *ended]))
-        elif jobs or not silent:
-            text = render(jobs) or "\n\n".join(map(render_ended, ended))
-            _say_again(text or _say_last(), arguments.watch)
-        for error in silent:
-            _fail(str(error), error.exit_code)
-        if silent and not arguments.watch:
-            return silent[0].exit_code
-        if not arguments.watch or not (jobs or silent):
-            return 0
-        time.sleep(1.0)
+    jobs, silent = _statuses(arguments.job)
+    ended = []
+    if not (jobs or silent) and arguments.job is not None:
+        ended = [status_of_ended(find_known_job(arguments.job))]
+    if arguments.json:
+        _say(json.dumps([*jobs, *ended]))
+    elif jobs or not silent:
+        text = render(jobs) or "\n\n".join(map(render_ended, ended))
+        _say(text or _describe_last())
+    for error in silent:
+        _fail(str(error), error.exit_code)
+    return silent[0].exit_code if silent else 0
 
 
-def _say_last() -> str:
-    """Say that no job is running, and how the last one of this directory ended."""
+def _describe_last() -> str:
+    """Return that no job is running, and how the last one of this directory ended."""
     try:
         last = status_of_ended(find_known_job(None))
     except JobError:
@@ -266,15 +261,6 @@ def _say_last() -> str:
             "directory: elasticrun status DIR"
         )
     return f"no job of this user is running; the last one:\n\n{render_ended(last)}"
-
-
-def _say_again(text: str, is_watched: bool) -> None:
-    """Say something, on a terminal in the place of what was said before."""
-    if is_watched and sys.stdout.isatty():
-        lines = "".join(f"{only_colours(line)}\x1b[K\n" for line in text.split("\n"))
-        _write(f"\x1b[H{lines}\x1b[J")
-    else:
-        _say(text)
 
 
 def _statuses(

@@ -57,9 +57,9 @@ def run_job(options: Options) -> int:
             stack.callback(keeper.close)
             stack.callback(supervisor.close)
             _say_where(options, console)
-            book = JobStatus(supervisor)
+            status = JobStatus(supervisor)
             stops = StopSignals(supervisor.stop, stop_signals)
-            stack.callback(Server(control, supervisor, book, stops).close)
+            stack.callback(Server(control, supervisor, status, stops).close)
             loop.watch(wakeups, lambda: stops.read(wakeups))
             if options.lifeline is not None:
                 loop.watch(
@@ -68,7 +68,7 @@ def run_job(options: Options) -> int:
             if options.notice is not None:
                 notices = _look_for_notices(options.notice, supervisor, console, stops)
                 stack.callback(notices.close)
-            _keep_status_line(loop, console, book)
+            _keep_status_line(loop, console, status)
             script = options.program.file if options.is_linted else None
             linting = Linting(script, console, loop)
             stack.callback(linting.close)
@@ -154,12 +154,12 @@ def _look_for_notices(
     return Notices(source, loop, on_notice=on_notice, say=say)
 
 
-def _keep_status_line(loop: EventLoop, console: Console, book: JobStatus) -> None:
+def _keep_status_line(loop: EventLoop, console: Console, status: JobStatus) -> None:
     if not console.has_status_line:
         return
 
     def show() -> None:
-        console.show_status(book.status_line())
+        console.show_status(status.status_line())
         loop.call_later(_STATUS_SECONDS, show)
 
     show()

@@ -28,12 +28,12 @@ class Server:
         self,
         control: sockets.ControlSocket,
         supervisor: Supervisor,
-        book: JobStatus,
+        status: JobStatus,
         stops: StopSignals,
     ) -> None:
         self._control = control
         self._supervisor = supervisor
-        self._book = book
+        self._job_status = status
         self._stops = stops
         self._callers: list[Channel] = []
         self._waiting: list[tuple[Channel, int]] = []
@@ -80,7 +80,7 @@ class Server:
     def _answer(self, request: Message, channel: Channel) -> Message:
         kind = request.get("type")
         if kind == "status":
-            return self._book.status()
+            return self._job_status.status()
         if kind == "stop":
             return self._stop(channel, is_now=request.get("is_now") is True)
         if kind == "leave":
