@@ -6,8 +6,8 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from elasticrun.errors import STOP_CODES, STOPPED
@@ -63,7 +63,7 @@ def run_job(options: Options) -> int:
             loop.watch(wakeups, lambda: stops.read(wakeups))
             if options.lifeline is not None:
                 loop.watch(
-                    options.lifeline, _on_lifeline(loop, stops, options.lifeline)
+                    options.lifeline, partial(_on_lifeline, loop, stops, options)
                 )
             if options.notice is not None:
                 notices = _look_for_notices(options.notice, supervisor, console, stops)
@@ -129,14 +129,10 @@ def _say_where(options: Options, console: Console) -> None:
     )
 
 
-def _on_lifeline(
-    loop: EventLoop, stops: StopSignals, lifeline: int
-) -> Callable[[], None]:
-    def on_end() -> None:
-        loop.forget(lifeline)
-        stops.take_end_of_parent(now=time.monotonic())
-
-    return on_end
+def _on_lifeline(loop: EventLoop, stops: StopSignals, options: Options) -> None:
+    """Stop: the process that started this one has ended."""
+    loop.forget(options.lifeline)
+    stops.take_end_of_parent(now=time.monotonic())
 
 
 def _look_for_notices(

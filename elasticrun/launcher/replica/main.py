@@ -52,7 +52,7 @@ from elasticrun.replicas.signals import take_no_more_stop_signals
 from elasticrun.replicas.wire import Channel, Message, to_line
 
 _LAUNCHER = str(Path(__file__).parents[1])
-_MOST_TRACE, _MOST_FULL = 20_000, 200_000  # Characters.
+_MOST_SUMMARY, _MOST_TRACE, _MOST_FULL = 2_000, 20_000, 200_000  # Characters.
 _BARRED = (
     b"a forked replica could not use GPUs, so it starts an interpreter of its own "
     b"instead, which takes longer; --start exec does so at once\n"
@@ -244,16 +244,20 @@ def _run(
         trace = _without_launcher(error.__traceback__)
         error.__traceback__ = trace
         text = "".join(traceback.format_exception(type(error), error, trace))
+        summary = traceback.format_exception_only(type(error), error)
         hook = sys.excepthook  # torch.distributed has one, which only adds the rank.
         is_torchs = (getattr(hook, "__module__", None) or "").startswith("torch.")
         has_own_hook = not (hook is sys.__excepthook__ or is_torchs)
         if has_own_hook:
             hook(type(error), error, trace)
-        _flush()  # Before the launcher hears of it, which writes `text` into the log.
+        for stream in (sys.stdout, sys.stderr):
+            # Before the launcher hears of it, which writes `text` into the log.
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
         channel.send(
             {
                 "type": "failure",
-                "summary": _summary(error),
+                "summary": "".join(summary).strip()[:_MOST_SUMMARY],
                 "trace": "" if has_own_hook else _shown(error, text)[-_MOST_TRACE:],
                 "full": "" if has_own_hook else text[-_MOST_FULL:],
                 "time": when,
@@ -272,11 +276,6 @@ def _exit_code(error: SystemExit) -> int:
         return error.code & 0xFF
     sys.stderr.write(f"{error.code}\n")
     return 1
-
-
-def _summary(error: BaseException) -> str:
-    lines = traceback.format_exception_only(type(error), error)
-    return "".join(lines).strip()[:2000]
 
 
 def _shown(error: BaseException, text: str) -> str:
@@ -329,9 +328,3 @@ def _release(modules: list[str]) -> None:
     # As Python does: a stream of the program's own would keep its module.
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     gc.collect()
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()

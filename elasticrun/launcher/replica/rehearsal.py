@@ -264,6 +264,7 @@ def _draws() -> tuple[object, ...]:
 
 
 def _is_elsewhere(told: tuple[str, int]) -> bool:
+    """Return whether a module has come from another file than in the other replica."""
     name, checksum = told
     origin = _origin(sys.modules.get(name))
     return bool(origin) and zlib.crc32(origin.encode()) != checksum
