@@ -40,6 +40,8 @@ def run_job(options: Options) -> int:
         directory.check_reachable(options.checkpoint_dir)
         if _is_finished(options, console):
             return 0
+        # What comes last is closed first: who waits for the end is answered before the
+        # processes are ended, and another job is kept out until they are.
         with ExitStack() as stack:
             stop_signals = options.settings.stop_signals
             wakeups = stack.enter_context(signals_as_bytes(stop_signals))
@@ -62,9 +64,8 @@ def run_job(options: Options) -> int:
             stack.callback(Server(control, supervisor, status, stops).close)
             loop.watch(wakeups, lambda: stops.read(wakeups))
             if options.lifeline is not None:
-                loop.watch(
-                    options.lifeline, partial(_on_lifeline, loop, stops, options)
-                )
+                on_end = partial(_on_lifeline, loop, stops, options.lifeline)
+                loop.watch(options.lifeline, on_end)
             if options.notice is not None:
                 notices = _look_for_notices(options.notice, supervisor, console, stops)
                 stack.callback(notices.close)
@@ -129,9 +130,9 @@ def _say_where(options: Options, console: Console) -> None:
     )
 
 
-def _on_lifeline(loop: EventLoop, stops: StopSignals, options: Options) -> None:
+def _on_lifeline(loop: EventLoop, stops: StopSignals, lifeline: int) -> None:
     """Stop: the process that started this one has ended."""
-    loop.forget(options.lifeline)
+    loop.forget(lifeline)
     stops.take_end_of_parent(now=time.monotonic())
 
 

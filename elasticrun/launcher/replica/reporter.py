@@ -100,7 +100,7 @@ class Reporter:
         waiting = getattr(opening, "is_waiting", None)  # It may be half imported.
         if self._has_ended or waiting is None or not waiting.is_set():
             return _UNTIL_JOB
-        # On a disk, so it waits, which is no hang.
+        # The program waits for room on a full disk, which is no hang.
         self._channel.send({"type": "no room", "time": time.monotonic()})
         return _IN_TRAINING
 
