@@ -20,6 +20,10 @@ launcher's one thread, called back by its loop; in brackets, who works meanwhile
                    orders and run the program, or on, which loads what was saved
 
 A job on one machine goes through the same steps, and waits for nobody in them.
+
+These are callbacks, and no coroutine that reads from top to bottom: at each of its
+waits a crash, a stop, another `scale`, another node's request or a failed fork may come
+instead, so behind each `await` there would be the same table of cases.
 """
 
 from __future__ import annotations
