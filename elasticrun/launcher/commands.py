@@ -50,8 +50,7 @@ from elasticrun.launcher.options import (
     read_settings,
 )
 from elasticrun.launcher.terminal.console import coloured_by_rank, only_colours
-from elasticrun.launcher.terminal.log_files import LogReader, find_logs
-from elasticrun.launcher.terminal.output import marked
+from elasticrun.launcher.terminal.output import LogReader, find_logs, marked
 from elasticrun.launcher.terminal.status_table import render, render_ended
 
 _FOLLOW_SECONDS = 0.2

@@ -27,6 +27,11 @@ from elasticrun.replicas.wire import Channel, Message
 _OF_THE_JOB = frozenset(
     [*torchrun_variables(rank=0, world_size=1, port=0), "ELASTICRUN_CHECKPOINT_DIR"]
 )
+_OWN = os.path.dirname(errors.__file__) + os.sep
+_STANDARD = os.path.dirname(os.__file__) + os.sep
+_MOST_MODULES = 8_000  # A message holds no more than a MiB.
+_OF_OPTIMIZERS = "torch._dynamo"
+_WITHOUT_FILES = ("mp_main__", "cython_")  # Those that Cython makes for itself.
 
 
 class Rehearsal:
@@ -121,13 +126,6 @@ class _Imports(MetaPathFinder):
 
             spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
         return spec
-
-
-_OWN = os.path.dirname(errors.__file__) + os.sep
-_STANDARD = os.path.dirname(os.__file__) + os.sep
-_MOST_MODULES = 8_000  # A message holds no more than a MiB.
-_OF_OPTIMIZERS = "torch._dynamo"
-_WITHOUT_FILES = ("mp_main__", "cython_")  # Those that Cython makes for itself.
 
 
 def modules_of_program(*, after: str) -> dict[str, ModuleType]:

@@ -26,8 +26,7 @@ from elasticrun.launcher.endings import (
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks.waiting import WaitingReplica
 from elasticrun.launcher.replica.reporter import DUMP_SIGNAL
-from elasticrun.launcher.terminal.log_files import Log, log_path
-from elasticrun.launcher.terminal.output import LineReader
+from elasticrun.launcher.terminal.output import LineReader, Log, log_path
 from elasticrun.replicas.wire import Message, WireError
 
 NO_IMPORTS: Message = {"modules": [], "path": [], "variables": []}

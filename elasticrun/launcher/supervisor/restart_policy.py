@@ -18,6 +18,9 @@ from elasticrun.launcher.terminal.console import Console
 _CAUSES_KEPT = 10
 _FREE = 3  # Restarts without a pause, after what is no failure of the program.
 _LONGEST_DELAY = 60.0
+_SIGNAL_OF = {code: number.name for number, code in BY_SIGNAL.items()}
+_MAX_TRACE = 20_000
+_MAX_KEPT = 2_000  # Of a trace, in the job's events.
 
 
 class CrashHistory:
@@ -107,11 +110,6 @@ def _describe_spent(most: int) -> str:
         "no restarts are left (--max-restarts): the last new checkpoint is "
         f"{counted(most, 'restart')} ago"
     )
-
-
-_SIGNAL_OF = {code: number.name for number, code in BY_SIGNAL.items()}
-_MAX_TRACE = 20_000
-_MAX_KEPT = 2_000  # Of a trace, in the job's events.
 
 
 class Stop(enum.Enum):

@@ -32,6 +32,10 @@ _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _RANK = re.compile(r"\A\[(\d+)\]")
 _COLOURS = 36, 33, 35, 32, 34, 96, 93, 95  # Of those that are no alarm: no red.
 _NO_COLOUR = "\x1b[0m"
+_MOST_BYTES = 8 << 20
+_LINE_BYTES = 300  # What a waiting line takes beside its text.
+_STALL_SECONDS = 1.0
+_FLUSH_SECONDS = 3.0
 
 
 class Stream:
@@ -150,12 +154,6 @@ def only_colours(text: str) -> str:
         body = shown.rstrip("\n")
         shown = body.removesuffix(_NO_COLOUR) + _NO_COLOUR + shown[len(body) :]
     return shown
-
-
-_MOST_BYTES = 8 << 20
-_LINE_BYTES = 300  # What a waiting line takes beside its text.
-_STALL_SECONDS = 1.0
-_FLUSH_SECONDS = 3.0
 
 
 class Console:

@@ -15,7 +15,7 @@ from elasticrun.launcher.options import (
 )
 from elasticrun.launcher.supervisor.generation import Member
 from elasticrun.launcher.supervisor.watchdog import HangClock, find_hanging
-from elasticrun.launcher.terminal.log_files import (
+from elasticrun.launcher.terminal.output import (
     Log,
 )
 from elasticrun.replicas.wire import Channel
