@@ -166,6 +166,35 @@ def test_a_rescaling_taken_back_leaves_no_successor(opened: Open) -> None:
     assert stage.successors.pids == set()
 
 
+def test_those_that_nobody_needs_any_more_are_not_kept_once_they_are_forked(
+    opened: Open,
+) -> None:
+    """By a rescaling that is taken back, by another size, and by a stop."""
+    stage = opened()
+    stage.successors.scale(3, stage.generation)
+    assert stage.successors.scale(2, stage.generation).startswith("staying at 2")
+    stage.fork()
+    stage.successors.scale(4, stage.generation)
+    stage.successors.scale(3, stage.generation)
+    last = stage.asked.pop()
+    stage.fork()
+    assert stage.successors.pids == set()
+    stage.asked.append(last)
+    stage.successors.discard()
+    stage.fork()
+    assert (stage.successors.pids, stage.stops) == (set(), [])
+
+
+def test_a_crash_before_they_wait_is_followed_by_them(opened: Open) -> None:
+    stage = opened()
+    stage.successors.scale(3, stage.generation)
+    stage.generation.running = []
+    stage.successors.beside = None
+    stage.fork()
+    assert (stage.successors.is_requested, stage.stops) == (True, [])
+    assert len(stage.successors.offer()) == 3
+
+
 def test_what_runs_goes_on_when_a_successor_fails(opened: Open) -> None:
     stage = opened()
     told: list[tuple[str, bool]] = []

@@ -137,19 +137,6 @@ def test_a_last_save_that_failed_is_told(stage: Stage, request_: str) -> None:
     assert "No space left on device" in job.events
 
 
-@pytest.mark.wide
-def test_a_stop_that_saved_nothing_is_told_from_one_that_did(stage: Stage) -> None:
-    options = ["--replicas", 1, "--grace", 0.5, "--", "--hold", "0:9"]
-    with running(stage, *options) as job:
-        job.wait_until_held(0, 1)
-        answer = job.ask("stop")
-        assert answer.returncode == 4
-        assert answer.stdout == "saving and ending\n"
-        assert "stopped without a new checkpoint: no boundary came" in answer.stderr
-        assert job.wait() == 75
-
-
-# With `meddle`, which its reporter's thread calls with each report.
 MEDDLED = """
 import json, threading
 import elasticrun
