@@ -172,7 +172,7 @@ class Outcome:
         text: What happened, for a crash and for a node that is gone.
         code: The exit code of a program that stopped by itself; of a crash that of the
             replica it began with, or minus the number of the signal that killed it.
-        rank: Of that replica; below 0 without a crash.
+        rank: That replica's; below 0 without a crash.
         num_passed: Samples and steps in this generation, as far as is known.
         rescued: What a survivor has saved alone, if one has.
         no_rescue: Why none has, and what to do.
@@ -182,7 +182,7 @@ class Outcome:
         is_from_outside: Whether a signal from outside ended that replica, which is no
             mistake of its program.
         is_out_of_memory: Whether that was the kernel's, since memory was full.
-        time: Of the crash, by this machine's clock.
+        time: When it crashed, by this machine's clock.
         is_here: Whether it happened on this node.
     """
 

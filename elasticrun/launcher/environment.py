@@ -57,7 +57,7 @@ def noticing_reads(
     """
     numbers = {name: number for number, name in enumerate(os.environ)}
     encode = os.environ.encodekey  # Every access by name goes through it.
-    # By thread: the last one, how many in a row.
+    # For each thread the number of the last one, and how many came in a row.
     looks: dict[int, tuple[int, int]] = {}
 
     def call_and_encode(name: str) -> Any:

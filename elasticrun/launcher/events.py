@@ -20,7 +20,8 @@ from elasticrun.launcher.terminal.console import Console
 _MOST_SECONDS = 60.0  # For one command and what it starts.
 _LAST_SECONDS = 10.0  # For the commands that still run when the job has ended.
 _MOST_ERROR = 500  # Bytes of what a failed command has said.
-# And no session of its own: of those the launcher takes what is left for a replica's.
+# The command is killed by its group. It has no session of its own: what is left in
+# other sessions the launcher takes for a replica's.
 _OWN_GROUP: Any = {"process_group": 0}
 if sys.version_info < (3, 11):
     _OWN_GROUP = {"preexec_fn": os.setpgrp}

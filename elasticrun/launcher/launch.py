@@ -25,7 +25,7 @@ from elasticrun.launcher.replica.functions import read_results, save_function
 _LAST_LINES = 40
 _FIND_SECONDS = 30.0
 _LAST = "Its last lines:\n"
-_LOGS = "logs"  # Of a job with temporary checkpoints, beside these.
+_LOGS = "logs"  # Beside temporary checkpoints, so that they alone can stay.
 
 
 class LaunchedJob:

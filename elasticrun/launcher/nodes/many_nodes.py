@@ -52,7 +52,7 @@ class ManyNodes:
     """The nodes of a job on many machines; this one takes part with the others.
 
     Args:
-        name: Of the job; jobs of other names do not see each other.
+        name: The job's; jobs of other names do not see each other.
 
     Attributes:
         round: What all nodes started last; None before the first generation.
@@ -177,7 +177,7 @@ class ManyNodes:
             }
         )
 
-    # RendezvousProcess the others.
+    # How the others are met.
 
     def _on_message(self, message: Message) -> None:
         kind = message["type"]

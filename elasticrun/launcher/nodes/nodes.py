@@ -28,7 +28,7 @@ class Offer:
     Attributes:
         ports: Where its first replica could serve the store: on loopback, and at the
             address that other nodes reach.
-        number: Of the generation, as far as this node knows.
+        number: The generation's, as far as this node knows.
     """
 
     share: int
@@ -51,7 +51,7 @@ class RoundPlan:
     """What all nodes have agreed to start.
 
     Attributes:
-        number: Of the generation.
+        number: The generation's.
         share: Replicas on this node.
         offset: The rank of the first of them.
         size: Replicas on all nodes.
@@ -59,7 +59,7 @@ class RoundPlan:
         is_outward: Whether that is reached by other nodes.
         interface: The network interface towards them, if it is known.
         node: This node's number, of `num_nodes`.
-        names: Of the nodes' machines, by number; none for one machine.
+        names: What the nodes' machines are called, by number; none for one machine.
         has_trained: Whether any node has trained a batch since the job's start.
         newest_at_crash: The newest checkpoint at the last crash, as the node says that
             knows of most crashes.
@@ -201,7 +201,7 @@ class Attempt:
     """What this node has noted, and what it knows of the others.
 
     Args:
-        number: Of the attempt, from 0 in each round.
+        number: The attempt's, from 0 in each round.
         hosts: Names of nodes that are known from before.
 
     Attributes:

@@ -331,9 +331,8 @@ class Rendezvous:
         if closes:
             self._handler.set_closed()
             if self._is_host and self._handler.num_nodes_waiting():
-                time.sleep(
-                    _HEARING_SECONDS
-                )  # Who waits for a round looks every second.
+                # They look every second, in a store that ends with this process.
+                time.sleep(_HEARING_SECONDS)
         elif self._joining is None:
             self._leave_round()
         if self._round_store is None:

@@ -31,7 +31,7 @@ _OWN = os.path.dirname(errors.__file__) + os.sep
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _MOST_MODULES = 8_000  # A message holds no more than a MiB.
 _OF_OPTIMIZERS = "torch._dynamo"
-_WITHOUT_FILES = ("mp_main__", "cython_")  # Those that Cython makes for itself.
+_WITHOUT_FILES = ("mp_main__", "cython_")  # Cython makes such modules.
 
 
 class Rehearsal:
@@ -90,7 +90,8 @@ class Rehearsal:
         """Wait until the other generation has ended; from any thread."""
         is_ending = threading.get_ident() == self._ending_thread
         if not self._is_over.is_set() and os.getpid() == self._pid and not is_ending:
-            awaited, self._awaited = self._awaited, ()  # By what is imported meanwhile.
+            # What is imported here may ask, too, and must not wait.
+            awaited, self._awaited = self._awaited, ()
             if self._order["runs_ahead"] and not self._order["unknown"]:
                 import_what_optimizers_need(self._order)
             self._channel.send({"type": "waiting"})
@@ -231,7 +232,8 @@ def import_ahead(order: Message) -> None:
     now = environment.variables()
     changed = {name for name in variables if now.get(name) != variables[name]}
     before = {name: start.get(name) for name in variables}
-    environment.apply_changes(before, but=changed)  # Those an import has changed.
+    # What an import has changed stays: the program would find it so, too.
+    environment.apply_changes(before, but=changed)
     freeze_modules()
 
 

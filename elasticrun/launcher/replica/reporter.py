@@ -196,7 +196,7 @@ def gpu_use(job: Job) -> tuple[int | None, int | None]:
     memory = int(torch.cuda.memory_reserved(job.device))
     try:
         return memory, int(torch.cuda.utilization(job.device))
-    except Exception:  # Of a library that is not there; slices (MIG) are not told of.
+    except Exception:  # A library is not there, or it is a slice (MIG).
         return memory, None
 
 

@@ -142,7 +142,7 @@ class Generation:
     """The replicas that were started together.
 
     Attributes:
-        members: Of this node, by rank.
+        members: The replicas of this node, by rank.
         is_discarded: Whether it was killed because nobody needed it any more.
     """
 

@@ -33,7 +33,7 @@ class CrashHistory:
 
     Attributes:
         num_restarts: Restarts after crashes so far.
-        num_used: Those without a newer checkpoint between them.
+        num_used: Restarts since the last newer checkpoint, which the budget limits.
         newest_at_crash: The newest checkpoint at the last crash.
         causes: What they were, the last ones.
         has_trained: Whether a batch was trained on this node.
@@ -125,7 +125,7 @@ class NextAction:
     """What to do now.
 
     Attributes:
-        exit_code: Of the launcher, or None to begin another generation.
+        exit_code: The launcher's, or None to begin another generation.
         delay: Seconds to wait before that.
         problem: Why nothing was saved, if it was to be.
     """

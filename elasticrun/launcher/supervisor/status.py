@@ -16,7 +16,7 @@ from elasticrun.replicas.wire import Message
 _SHORTEST_SPAN = 2.0
 _SHORTEST_LOOK = 0.4  # Seconds between two reports of which a speed is taken.
 _LOOK_SECONDS = 1.0
-_SHORTEST_STRETCH = 5.0  # Of training, before it is said how long more it takes.
+_SHORTEST_STRETCH = 5.0  # Trained before it is said how long more it takes.
 _OF_REPORT = (
     *("position", "num_epochs", "epoch", "batch", "num_batches", "no_boundary"),
     *("index", "num_samples"),

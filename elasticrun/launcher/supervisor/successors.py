@@ -71,7 +71,7 @@ class Successors:
     Attributes:
         size: How many replicas the next generation gets on this node.
         beside: The generation that runs; None once it was asked to stop, or has ended.
-        offered: Those that were offered for the next generation, until it begins.
+        offered: The ones that this node has offered, until their generation begins.
     """
 
     def __init__(
@@ -318,7 +318,7 @@ class Successors:
             self._replicas = replicas
             if beside is not None and beside.running:
                 self._begin_rehearsal(beside)
-            elif beside is None:
+            else:
                 self._on_may_stop()
             self._on_ready()
 

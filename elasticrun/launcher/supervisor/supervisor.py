@@ -105,7 +105,8 @@ class Supervisor:
         self._stop_code = STOPPED
         self._is_hurried = False
         self._grace = options.settings.grace
-        # Of whoever became the launcher, as by `tensorboard & exec elasticrun run`.
+        # This process had them before it was the launcher, as by `tensorboard & exec
+        # elasticrun run`.
         self._strangers = set(processes.children())
         self._watchdog = Watchdog(
             loop,
@@ -154,7 +155,8 @@ class Supervisor:
     def _reap(self) -> None:
         """Forget orphans that have ended, now and then; there may be any number."""
         running = self.generation.members if self.generation is not None else []
-        if not self._starter.is_forking:  # Of a new replica it may not have heard yet.
+        # While one is forked, its end would be taken for that of an orphan.
+        if not self._starter.is_forking:
             processes.reap(but={each.pid for each in running} | self._waiting_pids)
         self.loop.call_later(_REAP_SECONDS, self._reap)
 
@@ -363,7 +365,7 @@ class Supervisor:
         self._starter.note_running([each.pid for each in replicas])
         if self.options.program.kind == "function":
             remove_results(Path(self.options.program.target))
-        if round_.num_nodes > 1:  # Whose logs lie in one folder.
+        if round_.num_nodes > 1:  # The logs of all of them lie in one folder.
             for member in generation.members:
                 where = f"elasticrun: rank {member.rank} runs on {round_.label}\n"
                 member.log.write(where.encode())
@@ -408,7 +410,7 @@ class Supervisor:
                 self._ask_to_stop(Stop.END, cause)
         elif self._stop is Stop.NONE and not self._is_between:
             self._say_all_save(cause)
-            # Of the same size here, as a rule; they rehearse while the others save.
+            # They have the same size here, as a rule, and rehearse while all save.
             if not self.successors.is_requested:
                 self.successors.prepare_beside(self.generation)
             self._ask_to_stop(Stop.SCALE, cause)

@@ -30,7 +30,7 @@ _SEQUENCES = re.compile(
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _RANK = re.compile(r"\A\[(\d+)\]")
-_COLOURS = 36, 33, 35, 32, 34, 96, 93, 95  # Of those that are no alarm: no red.
+_COLOURS = 36, 33, 35, 32, 34, 96, 93, 95  # Red would be an alarm.
 _NO_COLOUR = "\x1b[0m"
 _MOST_BYTES = 8 << 20
 _LINE_BYTES = 300  # What a waiting line takes beside its text.
