@@ -82,10 +82,10 @@ def _run(command: str, given: bytes) -> str:
 
     It reads and writes files: what it has left running may hold a pipe open for ever.
     """
-    with _file_in_memory("given") as stdin, _file_in_memory("error") as stderr:
-        stdin.write(given)
-        stdin.seek(0)
-        try:
+    try:
+        with _file_in_memory("given") as stdin, _file_in_memory("error") as stderr:
+            stdin.write(given)
+            stdin.seek(0)
             process = subprocess.Popen(
                 command,
                 shell=True,
@@ -94,16 +94,16 @@ def _run(command: str, given: bytes) -> str:
                 stderr=stderr,
                 **_OWN_GROUP,
             )
-        except OSError as refused:
-            return str(refused)
-        try:
-            code = process.wait(_MOST_SECONDS)
-        except subprocess.TimeoutExpired:
-            processes.kill_groups([process.pid])
-            process.wait()
-            return f"ended after {_MOST_SECONDS:.0f} seconds"
-        stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _MOST_ERROR))
-        error = stderr.read().decode(errors="replace")
+            try:
+                code = process.wait(_MOST_SECONDS)
+            except subprocess.TimeoutExpired:
+                processes.kill_groups([process.pid])
+                process.wait()
+                return f"ended after {_MOST_SECONDS:.0f} seconds"
+            stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _MOST_ERROR))
+            error = stderr.read().decode(errors="replace")
+    except OSError as refused:  # No processes or open files are left.
+        return str(refused)
     return "" if code == 0 else f"exit code {code}: {error}".strip(": \n")
 
 

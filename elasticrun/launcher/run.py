@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from elasticrun.errors import STOP_CODES, STOPPED
 from elasticrun.launcher import directory, processes
 from elasticrun.launcher.control import sockets
+from elasticrun.launcher.control.server import Server
 from elasticrun.launcher.directory import check_meeting_place, locked, make_usable
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.events import EventKeeper
 from elasticrun.launcher.linting import Linting
 from elasticrun.launcher.options import Options
 from elasticrun.launcher.stop_signals import StopSignals, signals_as_bytes
-from elasticrun.launcher.supervisor.server import Server
 from elasticrun.launcher.supervisor.status import JobStatus
 from elasticrun.launcher.supervisor.supervisor import Supervisor
 from elasticrun.launcher.terminal.console import Console, open_console

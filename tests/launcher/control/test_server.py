@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from elasticrun.launcher.control import sockets
+from elasticrun.launcher.control import server, sockets
+from elasticrun.launcher.control.server import Server
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.stop_signals import StopSignals
-from elasticrun.launcher.supervisor import server
-from elasticrun.launcher.supervisor.server import Server
 from elasticrun.replicas.wire import Channel, Message
 
 
