@@ -66,13 +66,17 @@ class Stream:
 
 
 class Screen:
-    """Plain lines: events to stderr, what replicas print to where they did."""
+    """Events on stderr, and what replicas print where they did.
+
+    Below them a terminal may keep one line: where the job is.
+    """
 
     def __init__(
         self, out: int = 1, err: int = 2, *, has_colours: bool = False
     ) -> None:
         self._out, self._err = Stream(out), Stream(err)
         self._has_colours = has_colours
+        self._line = ""
 
     def event(self, text: str) -> None:
         self._write(self._err, f"elasticrun: {text}\n")
@@ -88,25 +92,6 @@ class Screen:
         self._write(stream, text + "\n")
 
     def show_status(self, text: str) -> None:
-        """Show where the job is; only a terminal can."""
-
-    def close(self) -> None:
-        """Restore the terminal."""
-
-    def _write(self, stream: Stream, text: str) -> None:
-        stream.write(only_colours(text) if stream.isatty() else text)
-
-
-class StatusLineScreen(Screen):
-    """Keeps one line at the bottom of the terminal: where the job is."""
-
-    def __init__(
-        self, out: int = 1, err: int = 2, *, has_colours: bool = False
-    ) -> None:
-        super().__init__(out, err, has_colours=has_colours)
-        self._line = ""
-
-    def show_status(self, text: str) -> None:
         """Show where the job is, on one line however narrow the terminal is."""
         text, columns = only_colours(text), self._num_columns()
         if len(text) >= columns:
@@ -114,15 +99,16 @@ class StatusLineScreen(Screen):
         self._show(text)
 
     def close(self) -> None:
+        """Restore the terminal."""
         self._show("")
 
     def _write(self, stream: Stream, text: str) -> None:
         if not stream.isatty():
-            super()._write(stream, text)
+            stream.write(text)
             return
         line = self._line
         self._show("")
-        super()._write(stream, text)
+        stream.write(only_colours(text))
         self._show(line)
 
     def _show(self, line: str) -> None:
@@ -281,9 +267,7 @@ class Console:
 
 def open_console() -> Console:
     """Return one for a terminal, or else for files."""
-    has_status_line = sys.stderr.isatty()
-    kind = StatusLineScreen if has_status_line else Screen
     return Console(
-        lambda: kind(has_colours=environment.has_colours()),
-        has_status_line=has_status_line,
+        lambda: Screen(has_colours=environment.has_colours()),
+        has_status_line=sys.stderr.isatty(),
     )
