@@ -149,7 +149,7 @@ class ManyNodes:
         if self._phase is _NodePhase.RUNNING:
             self._phase = _NodePhase.CONCLUDING
             self._post(ending=outcome.encode())
-            self._judge_if_all_ended()
+            self._conclude_if_all_ended()
         else:  # The others were lost meanwhile.
             self._give_outcome(self._loss)
 
@@ -297,7 +297,7 @@ class ManyNodes:
         if self._phase is _NodePhase.RUNNING:
             self._watch()
         elif self._phase is _NodePhase.CONCLUDING:
-            self._judge_if_all_ended()
+            self._conclude_if_all_ended()
         else:
             self._start_if_agreed()
 
@@ -337,7 +337,7 @@ class ManyNodes:
         for kind, cause in self._attempt.new_stop_requests(*kinds):
             self._subscriber.on_stop_requested(kind, cause)
 
-    def _judge_if_all_ended(self) -> None:
+    def _conclude_if_all_ended(self) -> None:
         self._hear_stop_requests(*REASONS)
         attempt = self._attempt
         if self._phase is _NodePhase.CONCLUDING and attempt.missing <= attempt.silent:

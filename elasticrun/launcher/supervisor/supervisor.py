@@ -12,7 +12,7 @@ launcher's one thread, called back by its loop; in brackets, who works meanwhile
                    generation is asked to save and exit [rank 0's reporter thread asks
                    its job, the watchers of all replicas agree on a boundary, their main
                    threads save there and exit]
-    CONCLUDING        `on_all_ended`: the kernel has said of each that it has; the nodes
+    CONCLUDING     `on_all_ended`: the kernel has said of each that it has; the nodes
                    tell each other how
     GATHERING      `on_outcome`: this node asks to join the next generation
     OFFERED        `on_joined`: it offers the successors that wait
@@ -82,7 +82,7 @@ class Supervisor:
     Attributes:
         generation: The one that runs, or None between two.
         successors: The replicas that wait for the next one.
-        judge: Decides what follows from the end of a generation.
+        policy: Decides what follows from the end of a generation.
         exit_code: The launcher's, once the job is over.
         problem: Why it, or the generation before, ended without saving what was
             trained; empty if it did not.
