@@ -108,5 +108,5 @@ def _run(command: str, given: bytes) -> str:
 
 
 def _file_in_memory(name: str) -> io.FileIO:
-    """Return a file that a full disk, of which the command may be told, allows."""
+    """Return a file in memory, for the command may be told that the disk is full."""
     return io.FileIO(os.memfd_create(name), "r+b")

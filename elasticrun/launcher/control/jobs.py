@@ -343,7 +343,7 @@ def status_of_ended(job: KnownJob) -> dict[str, Any]:
 
 
 def find_known_job(word: str | None) -> KnownJob:
-    """Return the job of this name, number, directory or URL; without, that of here.
+    """Return the job that a name, number, directory or URL means, or the one of here.
 
     One that has ended is found by its directory, or where a script of that name has its
     checkpoints by default.

@@ -68,7 +68,7 @@ class Stack:
 
 
 def describe_places(stacks: Mapping[int, Stack]) -> str:
-    """Return where ranks are, those first that few others are with."""
+    """Return where ranks are, the places with the fewest of them first."""
     ranks: dict[str, list[str]] = {}
     for rank, stack in stacks.items():
         if stack.place:

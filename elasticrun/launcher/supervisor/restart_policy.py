@@ -122,7 +122,7 @@ class Stop(enum.Enum):
 
 @dataclass(frozen=True)
 class NextAction:
-    """What to do now.
+    """What follows from the end of a generation.
 
     Attributes:
         exit_code: The launcher's, or None to begin another generation.
