@@ -86,9 +86,7 @@ class Reporter:
             job = None if self._has_ended else open_job()
             if job is None:
                 return self._look_before_job()
-            if self._stop_cause is not None:  # There was no job to ask so far.
-                job.boundary.request_stop(cause=self._stop_cause)
-                self._stop_cause = None
+            self._ask_to_stop(job)
             try:
                 self._report(job)
             except Exception:  # The next request to stop must still get through.
@@ -123,6 +121,12 @@ class Reporter:
             self._stop_cause = message["cause"]
         elif message["type"] == "begin":
             self._on_begun(message)
+
+    def _ask_to_stop(self, job: Job) -> None:
+        """Pass the launcher's request on, once there is a job that can be asked."""
+        if self._stop_cause is not None:
+            job.boundary.request_stop(cause=self._stop_cause)
+            self._stop_cause = None
 
     def _report(self, job: Job) -> None:
         position = job.progress.position
