@@ -441,6 +441,7 @@ class Supervisor:
         last = self.nodes.round
         is_rescaling = last is not None and last.share != self.successors.size
         if last is None or (self.generation is None and not is_rescaling):
+            # Nothing trains here, and there is no size before this one to go back to.
             self._go_on(self.policy.fail(why))
             return
         self.successors.discard()
@@ -450,6 +451,6 @@ class Supervisor:
             self.reports.tell(why, is_over=True)
         else:
             self._console.event(why)
-        if self._is_between:
+        if self._is_between:  # What ran has ended meanwhile.
             self.successors.prepare()
             self._join_round()
