@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 import psutil
 from machine import report
 
-from elasticrun.launcher.talk.client import find_job
+from elasticrun.launcher.control.jobs import find_job
 
 DIGITS = Path(__file__).parents[1] / "examples" / "digits.py"
 ELASTICRUN = [sys.executable, "-m", "elasticrun"]

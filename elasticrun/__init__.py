@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from elasticrun.job.states import once as once
     from elasticrun.job.states import register as register
     from elasticrun.job.steps import remaining_steps_until as remaining_steps_until
-    from elasticrun.launcher.calling import launch as launch
+    from elasticrun.launcher.launch import launch as launch
     from elasticrun.parallel.module import AdaptiveDataParallel as AdaptiveDataParallel
 
 # Handed on at first use (PEP 562), so that importing elasticrun does not import torch.
@@ -81,7 +81,7 @@ _NAMES = {
     "job.log_file": "LogFile",
     "job.states": "State Variables once register",
     "job.steps": "remaining_steps_until",
-    "launcher.calling": "launch",
+    "launcher.launch": "launch",
     "parallel.module": "AdaptiveDataParallel",
 }
 _MODULE_OF = {name: module for module in _NAMES for name in _NAMES[module].split()}

@@ -204,7 +204,6 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print a JSON array with an object for each job",
     )
-    add("--watch", action="store_true", help="print the status again every second")
     add("--scaling", action="store_true",
         help="show how fast each number of replicas trains, by the newest "
         "checkpoint")  # fmt: skip

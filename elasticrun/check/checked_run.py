@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from elasticrun.check.scenarios import RestartPlace, Scenario
 from elasticrun.job.trace import read_trace
-from elasticrun.launcher.supervisor.causes import Ending
+from elasticrun.launcher.endings import Ending
 from elasticrun.launcher.supervisor.generation import Stack
 
 # Where a run with restarts takes snapshots as well; other points are in a replay only.

@@ -15,12 +15,12 @@ from elasticrun.check.scenarios import Limits, Plan, Scenario
 from elasticrun.check.source import WORK, ProgramSource, copy_source, own_arguments
 from elasticrun.errors import STOPPED
 from elasticrun.launcher import environment, processes
+from elasticrun.launcher.endings import Ending, first_cause
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks.starter import Starter
 from elasticrun.launcher.forks.waiting import WaitingReplica, discard_all
 from elasticrun.launcher.nodes.nodes import LOOPBACK, RoundPlan
 from elasticrun.launcher.options import Options, Program, Replicas
-from elasticrun.launcher.supervisor.causes import Ending, first_cause
 from elasticrun.launcher.supervisor.generation import Generation, Member
 from elasticrun.launcher.supervisor.orders import make_orders
 from elasticrun.launcher.supervisor.watchdog import HangClock, Watchdog

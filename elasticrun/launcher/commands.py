@@ -8,7 +8,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 from elasticrun.checkpoint.events import local_directory
@@ -22,7 +24,12 @@ from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.remote import storage_at
 from elasticrun.errors import NO_JOB, USAGE, CheckpointError, ElasticRunError
 from elasticrun.launcher import environment
-from elasticrun.launcher.jobs import (
+from elasticrun.launcher.control.jobs import (
+    JobConnection,
+    JobError,
+    SilentJobError,
+    find_job,
+    find_jobs,
     find_known_job,
     status_of_ended,
 )
@@ -42,20 +49,16 @@ from elasticrun.launcher.options import (
     parse_replicas,
     read_settings,
 )
-from elasticrun.launcher.talk.client import (
-    JobConnection,
-    JobError,
-    SilentJobError,
-    find_job,
-    find_jobs,
-)
-from elasticrun.launcher.terminal.screen import coloured_by_rank, only_colours
+from elasticrun.launcher.terminal.console import coloured_by_rank, only_colours
+from elasticrun.launcher.terminal.output import LogReader, find_logs, marked
 from elasticrun.launcher.terminal.status_table import render, render_ended
+
+_FOLLOW_SECONDS = 0.2
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Start a job and wait for its end."""
-    from elasticrun.launcher import running
+    from elasticrun.launcher.run import run_job
 
     for option in _misplaced(arguments):
         _note(
@@ -63,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
             "before the script to give it to elasticrun"
         )
     try:
-        return running.run_job(_options(arguments))
+        return run_job(_options(arguments))
     except OptionError as error:
         return _fail(str(error), USAGE)
 
@@ -233,27 +236,22 @@ def _show_scaling(arguments: argparse.Namespace) -> int:
 
 
 def _show_status(arguments: argparse.Namespace) -> int:
-    while True:
-        jobs, silent = _statuses(arguments.job)
-        ended = []
-        if not (jobs or silent) and arguments.job is not None:
-            ended = [status_of_ended(find_known_job(arguments.job))]
-        if arguments.json:
-            _say(json.dumps([*jobs, *ended]))
-        elif jobs or not silent:
-            text = render(jobs) or "\n\n".join(map(render_ended, ended))
-            _say_again(text or _say_last(), arguments.watch)
-        for error in silent:
-            _fail(str(error), error.exit_code)
-        if silent and not arguments.watch:
-            return silent[0].exit_code
-        if not arguments.watch or not (jobs or silent):
-            return 0
-        time.sleep(1.0)
+    jobs, silent = _statuses(arguments.job)
+    ended = []
+    if not (jobs or silent) and arguments.job is not None:
+        ended = [status_of_ended(find_known_job(arguments.job))]
+    if arguments.json:
+        _say(json.dumps([*jobs, *ended]))
+    elif jobs or not silent:
+        text = render(jobs) or "\n\n".join(map(render_ended, ended))
+        _say(text or _describe_last())
+    for error in silent:
+        _fail(str(error), error.exit_code)
+    return silent[0].exit_code if silent else 0
 
 
-def _say_last() -> str:
-    """Say that no job is running, and how the last one of this directory ended."""
+def _describe_last() -> str:
+    """Return that no job is running, and how the last one of this directory ended."""
     try:
         last = status_of_ended(find_known_job(None))
     except JobError:
@@ -262,15 +260,6 @@ def _say_last() -> str:
             "directory: elasticrun status DIR"
         )
     return f"no job of this user is running; the last one:\n\n{render_ended(last)}"
-
-
-def _say_again(text: str, is_watched: bool) -> None:
-    """Say something, on a terminal in the place of what was said before."""
-    if is_watched and sys.stdout.isatty():
-        lines = "".join(f"{only_colours(line)}\x1b[K\n" for line in text.split("\n"))
-        _write(f"\x1b[H{lines}\x1b[J")
-    else:
-        _say(text)
 
 
 def _statuses(
@@ -288,23 +277,73 @@ def _statuses(
 
 
 def logs(arguments: argparse.Namespace) -> int:
-    """Show what replicas printed."""
-    from elasticrun.launcher.terminal import logs
-
-    choice = logs.Choice(arguments.generation, arguments.rank, arguments.tail)
+    """Show what replicas printed, once or as it grows."""
     try:
         ended = _directory_of_ended(arguments.job)
         if ended is not None:
-            logs.show_logs(ended, choice, write=_show)
+            _show_logs(ended, arguments)
             return 0
         with find_job(arguments.job) as job:
             _note(job.title)
-            directory = Path(str(job.status["log_dir"]))
             has_ended = (lambda: job.has_ended) if arguments.follow else None
-            logs.show_logs(directory, choice, has_ended=has_ended, write=_show)
+            _show_logs(Path(str(job.status["log_dir"])), arguments, has_ended)
     except JobError as error:
         return _fail(str(error), error.exit_code)
     return 0
+
+
+def _show_logs(
+    log_dir: Path,
+    arguments: argparse.Namespace,
+    has_ended: Callable[[], bool] | None = None,
+) -> None:
+    """Write the logs of a generation, rank after rank.
+
+    Args:
+        has_ended: If it is given, logs are written as they grow, also those of every
+            generation to come, until the job has ended.
+    """
+    found = find_logs(log_dir)
+    first = arguments.generation
+    if first is None:
+        first = max(found, default=0)
+    if has_ended is None and not [*_chosen(found, first, arguments)]:
+        known = ", ".join(
+            f"{g} (ranks {', '.join(map(str, each))})" for g, each in found.items()
+        )
+        raise JobError(
+            f"{log_dir} has no such log; it has generations: {known or 'none'}",
+            exit_code=NO_JOB,
+        )
+    readers: dict[Path, LogReader] = {}
+    with ExitStack() as stack:
+        while True:
+            # Asked before the look, which then finds all that was printed.
+            is_last = has_ended is None or has_ended()
+            for rank, path in _chosen(find_logs(log_dir), first, arguments):
+                is_new = path not in readers
+                if is_new:
+                    readers[path] = LogReader(path)
+                    stack.callback(readers[path].close)
+                lines: Iterable[bytes] = readers[path].read()
+                if is_new and arguments.tail is not None:
+                    lines = deque(lines, arguments.tail)
+                for line in lines:
+                    _show(marked(rank, line) + "\n")
+            if is_last:
+                return
+            time.sleep(_FOLLOW_SECONDS)
+
+
+def _chosen(
+    found: dict[int, dict[int, Path]], first: int, arguments: argparse.Namespace
+) -> Iterator[tuple[int, Path]]:
+    """Yield the rank and the log of each replica that is to be shown."""
+    for number, ranks in found.items():
+        if number >= first and arguments.generation in (None, number):
+            for rank, path in ranks.items():
+                if arguments.rank in (None, rank):
+                    yield rank, path
 
 
 def _directory_of_ended(name: str | None) -> Path | None:

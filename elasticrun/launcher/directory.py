@@ -178,7 +178,7 @@ def next_generation(place: Place) -> int:
         return 0
 
 
-def note_finished(place: Place, program: Program) -> None:
+def write_finished(place: Place, program: Program) -> None:
     """Remember that this program has come to its end with the newest checkpoint."""
     newest = newest_checkpoint(place)
     if newest:

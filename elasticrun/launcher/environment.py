@@ -31,11 +31,11 @@ def variables() -> dict[str, str]:
 
 def replace_variables_of_forkserver(new: Mapping[str, str]) -> None:
     """Let a replica have these variables, and those that importing torch has set."""
-    apply_changes(dict.fromkeys(_IN_ONE_THREAD), but=())
+    apply_changes(dict.fromkeys(_IN_ONE_THREAD))
     os.environ.update(new)
 
 
-def apply_changes(changed: Changes, *, but: Collection[str]) -> None:
+def apply_changes(changed: Changes, *, but: Collection[str] = ()) -> None:
     """Change this process's variables, all but some."""
     for name, value in changed.items():
         if name in but:
@@ -57,7 +57,7 @@ def noticing_reads(
     """
     numbers = {name: number for number, name in enumerate(os.environ)}
     encode = os.environ.encodekey  # Every access by name goes through it.
-    # By thread: the last one, how many in a row.
+    # For each thread the number of the last one, and how many came in a row.
     looks: dict[int, tuple[int, int]] = {}
 
     def call_and_encode(name: str) -> Any:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
+import io
 import json
 import os
 import queue
-import select
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,9 +19,9 @@ from elasticrun.launcher.terminal.console import Console
 
 _MOST_SECONDS = 60.0  # For one command and what it starts.
 _LAST_SECONDS = 10.0  # For the commands that still run when the job has ended.
-_LOOK_SECONDS = 0.1
 _MOST_ERROR = 500  # Bytes of what a failed command has said.
-# And no session of its own: of those the launcher takes what is left for a replica's.
+# The command is killed by its group. It has no session of its own: what is left in
+# other sessions the launcher takes for a replica's.
 _OWN_GROUP: Any = {"process_group": 0}
 if sys.version_info < (3, 11):
     _OWN_GROUP = {"preexec_fn": os.setpgrp}
@@ -80,43 +78,35 @@ class EventKeeper:
 
 
 def _run(command: str, given: bytes) -> str:
-    """Run a command; return why it failed, or nothing."""
-    deadline = time.monotonic() + _MOST_SECONDS
-    error = b""
+    """Run a command; return why it failed, or nothing.
+
+    It reads and writes files: what it has left running may hold a pipe open for ever.
+    """
     try:
-        process = subprocess.Popen(
-            command,
-            bufsize=0,
-            shell=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            **_OWN_GROUP,
-        )
-    except OSError as refused:
+        with _file_in_memory("given") as stdin, _file_in_memory("error") as stderr:
+            stdin.write(given)
+            stdin.seek(0)
+            process = subprocess.Popen(
+                command,
+                shell=True,
+                stdin=stdin,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                **_OWN_GROUP,
+            )
+            try:
+                code = process.wait(_MOST_SECONDS)
+            except subprocess.TimeoutExpired:
+                processes.kill_groups([process.pid])
+                process.wait()
+                return f"ended after {_MOST_SECONDS:.0f} seconds"
+            stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _MOST_ERROR))
+            error = stderr.read().decode(errors="replace")
+    except OSError as refused:  # No processes or open files are left.
         return str(refused)
-    with process:
-        assert process.stdin is not None
-        assert process.stderr is not None
-        limit = threading.Timer(_MOST_SECONDS, processes.kill_groups, [[process.pid]])
-        limit.daemon = True
-        limit.start()
-        with contextlib.suppress(BrokenPipeError):  # It need not read.
-            process.stdin.write(given)
-            process.stdin.close()
-        poll = select.poll()
-        poll.register(process.stderr, select.POLLIN)
-        # What it has left running in a session of its own may keep the pipe open.
-        while process.poll() is None or poll.poll(0):
-            if poll.poll(_LOOK_SECONDS * 1000):
-                piece = process.stderr.read(1 << 16)
-                error = (error + piece)[-_MOST_ERROR:]
-                if not piece:
-                    break
-        code = process.wait()
-        limit.cancel()
-    if code == 0:
-        return ""
-    if time.monotonic() > deadline:
-        return f"ended after {_MOST_SECONDS:.0f} seconds"
-    return f"exit code {code}: {error.decode(errors='replace')}".strip(": \n")
+    return "" if code == 0 else f"exit code {code}: {error}".strip(": \n")
+
+
+def _file_in_memory(name: str) -> io.FileIO:
+    """Return a file in memory, for the command may be told that the disk is full."""
+    return io.FileIO(os.memfd_create(name), "r+b")

@@ -24,7 +24,7 @@ from urllib.error import HTTPError
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.options import OptionError
 
-_METADATA = "http://169.254.169.254"  # Of the machine itself, at all three.
+_METADATA = "http://169.254.169.254"  # The same at all three.
 _ANSWER_SECONDS = 10.0
 _GCP_SECONDS = 30.0
 _NUM_MISSES = 3  # In a row, before it is said.

@@ -16,7 +16,7 @@ from elasticrun.saving.settings import Settings
 
 AUTO = "auto"
 _TORCHRUNS_AUTO = ("gpu", "cpu")
-_RENDEZVOUS_PORT = 29400  # As torchrun's.
+_RENDEZVOUS_PORT = 29400  # torchrun has the same.
 _HOST = r"[\w.:-]+"
 _MOST_CORES = 8  # More replicas than that on one CPU mostly wait for each other.
 
@@ -114,7 +114,7 @@ class Options:
         hang_timeout: Seconds without a boundary; "auto"; None for never.
         spares: How far those are that wait for a crash: "imported", "prepared" by the
             script, or "" without any.
-        settings: Of its replicas, as far as the launcher needs to know them.
+        settings: What the launcher needs to know of its replicas' settings.
         variables: What tells them the settings that were given as options.
         lifeline: A descriptor; when its other end is closed, the job is to stop.
         nodes: The machines of the job; None for this one alone.
@@ -262,7 +262,7 @@ def parse_hang_timeout(text: str) -> float | str | None:
     return parse_seconds("--hang-timeout", text, also=" (or auto, or off)")
 
 
-# That are options of `elasticrun run`, too.
+# These settings are options of `elasticrun run`, too.
 SETTINGS_BY_OPTION = ("grace", "save_interval", "stop_signals", "virtual_replicas")
 
 

@@ -95,7 +95,7 @@ def kill_children(*, but: set[int], patience: float = 0.0) -> None:
     adopts also what never was a descendant of it.
 
     Args:
-        but: Who is left alone, with whoever is in a session that they lead.
+        but: Processes that are left alone, with whoever is in a session of theirs.
         patience: Seconds that those may have who clean up behind the others. After
             that they are killed as well, unless it is 0: then they are left.
     """

@@ -16,8 +16,12 @@ from typing import Any
 from elasticrun.checkpoint.events import Event
 from elasticrun.checkpoint.manifest import version
 from elasticrun.errors import STOP_CODES, USAGE
-from elasticrun.launcher.jobs import KnownJob, find_known_job, status_of_ended
-from elasticrun.launcher.talk.client import JobError
+from elasticrun.launcher.control.jobs import (
+    JobError,
+    KnownJob,
+    find_known_job,
+    status_of_ended,
+)
 
 _FOLDER = Path(__file__).with_name("page")
 _MOST_POINTS = 1500  # Of a line; more than a screen has room for.

@@ -30,7 +30,7 @@ class MarkedClock(HangClock):
     def timeout(self) -> float | None:
         return 0.0 if self.setting is not None and HUNG.exists() else None
 
-    def note_hang(self) -> None:
+    def learn_hang(self) -> None:
         HUNG.unlink()
 
 

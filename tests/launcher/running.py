@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from elasticrun.launcher.talk import client
+from elasticrun.launcher.control import jobs
 from elasticrun.testing import read_trace
 from tests.support.stage import DEADLINE, Stage, wait_until
 
@@ -30,8 +30,8 @@ ELASTICRUN = [sys.executable, "-m", "elasticrun"]
 PATIENT = f"""
 import sys
 from elasticrun.__main__ import main
-from elasticrun.launcher.talk import client
-client._ANSWER_SECONDS = {DEADLINE}
+from elasticrun.launcher.control import jobs
+jobs._ANSWER_SECONDS = {DEADLINE}
 sys.exit(main())
 """
 # An `elasticrun` that lets new replicas prepare for as long as the test holds them, and
@@ -39,9 +39,9 @@ sys.exit(main())
 LEISURE = f"""
 import sys
 from elasticrun.__main__ import main
-from elasticrun.launcher.supervisor import successors, takeover
+from elasticrun.launcher.supervisor import successors
 successors._LEAST_LIMIT = {DEADLINE}
-takeover._CALM_SECONDS = 0.0
+successors._CALM_SECONDS = 0.0
 sys.exit(main())
 """
 LEISURELY = [sys.executable, "-c", LEISURE]
@@ -112,8 +112,8 @@ class Running:
         """Return what `elasticrun status --json` prints; it is asked very often."""
         with (
             mock.patch.dict(os.environ, TMPDIR=str(temporary(self.stage))),
-            mock.patch.object(client, "_ANSWER_SECONDS", DEADLINE),
-            client.find_job(str(self.pid)) as job,
+            mock.patch.object(jobs, "_ANSWER_SECONDS", DEADLINE),
+            jobs.find_job(str(self.pid)) as job,
         ):
             return job.status
 

@@ -41,7 +41,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_the_launcher_does_not_import_torch() -> None:
     code = (
-        "import sys, elasticrun.launcher.running, elasticrun.launcher.commands\n"
+        "import sys, elasticrun.launcher.run, elasticrun.launcher.commands\n"
         "print(sorted({'torch', 'numpy', 'psutil', 'asyncio'} & set(sys.modules)))"
     )
     finished = subprocess.run(

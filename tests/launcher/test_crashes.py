@@ -78,6 +78,7 @@ def test_a_replica_that_leaves_the_others_is_the_cause(stage: Stage) -> None:
     assert "rank 1 ended with exit code 0 while the others were still train" in cause
 
 
+@pytest.mark.wide
 def test_the_budget_is_refilled_by_a_newer_checkpoint_only(stage: Stage) -> None:
     # Each of the first three crashes has a newer checkpoint than the one before.
     crashes = [f"{generation}:0:{10 * generation + 5}:kill" for generation in range(3)]
@@ -122,7 +123,11 @@ def test_an_event_is_one_line_whatever_was_raised(stage: Stage) -> None:
         pytest.param(
             "def broken(:", "SyntaxError: invalid syntax", marks=pytest.mark.wide
         ),
-        ("import os; os.kill(os.getpid(), 11)", "killed by signal 11"),
+        pytest.param(
+            "import os; os.kill(os.getpid(), 11)",
+            "killed by signal 11",
+            marks=pytest.mark.wide,
+        ),
     ],
 )
 def test_a_crash_before_the_first_batch_fails_at_once(

@@ -28,7 +28,7 @@ def test_only_the_same_program_is_finished(tmp_path: Path) -> None:
     commit(own, 7)
     program = Program("script", str(script), ("--lr", "1"), ())
     assert directory.finished_at(own, program) is None
-    directory.note_finished(own, program)
+    directory.write_finished(own, program)
     assert directory.finished_at(own, program) is not None
     other = Program("script", str(script), ("--lr", "2"), ())
     assert directory.finished_at(own, other) is None
@@ -50,7 +50,7 @@ def test_a_module_that_has_changed_is_not_finished(
     own = tmp_path / "own"
     commit(own, 7)
     program = Program("module", name, (), (str(tmp_path),))
-    directory.note_finished(own, program)
+    directory.write_finished(own, program)
     assert directory.finished_at(own, program) is not None
     file = "train.py" if name == "pack.train" else "__main__.py"
     (tmp_path / "pack" / file).write_text("epochs = 4")

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from elasticrun.__main__ import main
-from elasticrun.launcher.jobs import find_known_job
-from elasticrun.launcher.talk.client import JobError
+from elasticrun.launcher.control.jobs import JobError, find_known_job
 from tests.report.made import events, write
 
 NOTHING = "no job of this user is running"

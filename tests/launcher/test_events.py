@@ -130,7 +130,7 @@ def failures_of(
     with contextlib.closing(open_console()) as console:
         keeper = EventKeeper(options, console, lambda: True)
         for kind in kinds:
-            console.note(kind, "text")
+            console.record(kind, "text")
         keeper.close()
     return capfd.readouterr().err.splitlines()
 

@@ -288,6 +288,7 @@ exec "$@"
 """
 
 
+@pytest.mark.wide
 def test_what_ran_before_the_launcher_outlives_it(stage: Stage) -> None:
     """As what an entry point puts into the background before it `exec`s."""
     before = ("bash", "-c", BACKGROUND, str(stage.root))
@@ -333,13 +334,14 @@ def test_a_hang_prints_all_stacks_and_counts_as_a_crash(stage: Stage) -> None:
 SLOW_TO_RESTART = """
 import sys
 from elasticrun.__main__ import main
-from elasticrun.launcher.supervisor.crashes import CrashHistory
+from elasticrun.launcher.supervisor.restart_policy import CrashHistory
 delay = CrashHistory.delay
 CrashHistory.delay = lambda *given, **named: 1000 * delay(*given, **named)
 sys.exit(main())
 """
 
 
+@pytest.mark.wide
 def test_a_stop_between_two_crashes_says_what_is_kept(stage: Stage) -> None:
     assert run(stage, "--replicas", 1, "--", "--at", "0:0:5:stop").wait() == 75
     crashes = [f"--at={generation}:0:39:exit" for generation in (1, 2)]
@@ -368,6 +370,7 @@ def test_who_ignored_the_ends_of_children_does_not_hide_them(stage: Stage) -> No
     assert "rank 0 exited with code 3" in job.events
 
 
+@pytest.mark.wide
 def test_what_keeps_a_program_from_beginning_is_shown(stage: Stage) -> None:
     site = stage.root / "site"
     site.mkdir()

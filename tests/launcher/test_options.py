@@ -54,6 +54,8 @@ def test_a_number_a_range_and_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse_replicas("3").initial == 3
     assert parse_replicas("1:2") == Replicas(2, 1, 2)
     assert parse_replicas("6:9") == Replicas(6, 6, 9)
+    with pytest.raises(OptionError, match="3 replicas: --replicas MIN:MAX allows this"):
+        Replicas(2, 1, 2).check(3)
     assert parse_replicas("auto").initial == 4
     monkeypatch.setattr(environment, "num_gpus", lambda: 2)
     assert parse_replicas("auto").initial == 2

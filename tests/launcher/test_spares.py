@@ -84,30 +84,6 @@ def test_a_spare_that_is_killed_is_replaced(spared: Rescaled) -> None:
     wait_until_nothing_is_left(spared.stage)
 
 
-def test_a_script_that_cannot_run_beside_itself_has_no_spares(
-    spared: Rescaled,
-) -> None:
-    spared.stage.mark("fail")
-    spared.stage.mark("prepare")
-    spared.job.wait_until_said("a spare failed; there are no more")
-    spared.job.wait_until_said("OSError: the port is taken")
-    check_trains(spared.stage)
-    assert spared.job.status()["spares"] == 0
-    spared.stop()
-
-
-def test_a_rescaling_begins_with_others_which_get_spares_of_their_own(
-    spared: Rescaled,
-) -> None:
-    pids = ready(spared, 4)
-    spared.free()
-    assert spared.scale(1).result().returncode == 0
-    assert not {*members(spared)} & {*pids}
-    spared.pids(6)
-    wait_until(lambda: spared.job.status()["spares"] == 1, "a spare")
-    spared.finish()
-
-
 @pytest.fixture
 def imported(stage: Stage) -> Iterator[Rescaled]:
     site, script = stage.root / "site-packages", stage.root / "own"

@@ -6,9 +6,7 @@ import contextlib
 import os
 import select
 import signal
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from subprocess import CompletedProcess
 
 import psutil
@@ -21,10 +19,8 @@ from elasticrun.launcher.forks.waiting import WaitingReplica
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import (
     REPOSITORY,
-    Running,
     forkserver_of,
     running,
-    wait_until_nothing_is_left,
 )
 from tests.support.stage import DEADLINE, Stage, freeze, wait_until
 from tests.support.variants import in_wide
@@ -138,36 +134,6 @@ def test_a_rescaling_that_fails_halfway_goes_on_with_the_old_size(
         assert stage.delivered(epoch=epoch) == list(range(NUM_SAMPLES))
 
 
-@contextmanager
-def preparing(job: Running, *sizes: int) -> Iterator[list[Answer]]:
-    """Ask a held job for each size in turn, with a forkserver that is frozen."""
-    forkserver = forkserver_of(job.pid)
-    freeze(forkserver)
-    pool = ThreadPoolExecutor()
-    answers = []
-    for size in sizes:
-        answers.append(pool.submit(job.ask, "scale", "--force", size))
-        job.wait_until_said(f"to {size} replicas")
-    pool.shutdown(wait=False)
-    assert job.status()["state"] == "training"
-    yield answers
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(forkserver, signal.SIGCONT)
-
-
-def test_what_runs_goes_on_until_its_successors_wait(stage: Stage) -> None:
-    options = ["--replicas", 1, "--max-restarts", 0, "--", "--hold", "0:9"]
-    with running(stage, *options) as job:
-        job.wait_until_held(0, 1)
-        with preparing(job, 2, 3) as answers:
-            pass
-        stage.mark("stop-0")
-        assert "the job goes on with 3 replicas, not 2" in answers[0].result().stderr
-        assert answers[1].result().returncode == 0
-        assert job.wait() == 0, job.events
-    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
-
-
 @pytest.mark.parametrize("where", ["_START_SECONDS", "_FORK_SECONDS"])
 def test_a_forkserver_that_does_not_answer_is_replaced(
     monkeypatch: pytest.MonkeyPatch, where: str
@@ -250,57 +216,6 @@ def test_each_of_many_replicas_has_ends_of_its_own() -> None:
                 os.set_blocking(output, False)
                 assert os.read(output, 1) == b""  # No other replica has its end of it.
                 os.close(output)
-
-
-def test_a_rescaling_that_is_taken_back_in_time_restarts_nothing(
-    stage: Stage,
-) -> None:
-    options = ["--replicas", 2, "--max-restarts", 0, "--", "--hold", "0:9"]
-    with running(stage, *options) as job:
-        job.wait_until_held(0, 2)
-        with preparing(job, 4) as answers:
-            answer = job.ask("scale", 2)
-            assert answer.returncode == 0
-            asked = f"elasticrun: test ({job.pid}) in {stage.checkpoints}\n"
-            assert answer.stderr == asked
-            assert "staying at 2 replicas, not 4" in answer.stdout
-            pool = ThreadPoolExecutor()
-            later = pool.submit(job.ask, "scale", 3)
-            job.wait_until_said("from 2 to 3 replicas")
-            pool.shutdown(wait=False)
-        # Those come after the four that were on their way.
-        assert "the job goes on with 2 replicas, not 4" in answers[0].result().stderr
-        stage.mark("stop-0")
-        assert later.result().returncode == 0
-        assert job.wait() == 0, job.events
-    assert "generation 1: 3 replicas started" in job.events
-    assert "generation 2" not in job.events
-    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
-
-
-def test_a_crash_before_they_wait_is_one(stage: Stage) -> None:
-    options = ["--replicas", 1, "--max-restarts", 1, "--", "--hold", "0:9"]
-    with running(stage, *options) as job:
-        job.wait_until_held(0, 1)
-        with preparing(job, 2) as answers:
-            os.kill(job.pid_of(0, 0), signal.SIGKILL)
-            job.wait_until_said("restart 1 of 1")
-        assert answers[0].result().returncode == 0
-        assert job.wait() == 0, job.events
-    assert "generation 1: 2 replicas started" in job.events
-
-
-def test_a_stop_before_they_wait_saves(stage: Stage) -> None:
-    options = ["--replicas", 1, "--", "--hold", "0:9"]
-    with running(stage, *options) as job:
-        job.wait_until_held(0, 1)
-        with preparing(job, 2) as answers:
-            job.process.terminate()
-            stage.mark("stop-0")
-            assert job.wait() == 143, job.events
-        assert "before it was rescaled" in answers[0].result().stderr
-    assert "stopped; checkpoint 1 is saved" in job.events
-    wait_until_nothing_is_left(stage)
 
 
 NO_FORKSERVER = """

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+from elasticrun.launcher.control.jobs import find_jobs
 from elasticrun.launcher.replica.reporter import open_job
-from elasticrun.launcher.talk.client import find_jobs
 from tests.support.stage import wait_until
 
 

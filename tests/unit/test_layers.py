@@ -107,7 +107,7 @@ def test_one_folder_writes_files_and_one_reads_the_environment() -> None:
     namers = {"lint.naming", "lint.walk.table"}  # know the name, and import no os
     readers = using("os.environ") - starters - namers
     assert readers == {"replicas.environment"}
-    binders = {"launcher.talk.sockets"}  # renames a socket, not a file
+    binders = {"launcher.control.sockets"}  # renames a socket, not a file
     writers = using("os.fsync(", "os.rename(", "os.replace(") - binders
     assert writers == {"checkpoint.files.durable", "checkpoint.files.replacing"}
     assert using("    global ") == {"job.current", "replicas.signals"}

@@ -3,7 +3,7 @@
 The members of a round of the rendezvous stay the same. While they do, its generations
 follow one another as attempts in the round's store. In each attempt a node notes its
 offer, later perhaps a request, and at last how its replicas ended. All nodes read the
-same notes, so all come to the same verdict.
+same notes, so all come to the same outcome.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from collections.abc import Callable
 from typing import Any
 
 from elasticrun.errors import counted
+from elasticrun.launcher.endings import EndKind, Outcome, merged
 from elasticrun.launcher.event_loop import EventLoop
-from elasticrun.launcher.nodes.attempt import Attempt
 from elasticrun.launcher.nodes.nodes import (
     END,
     JOIN,
     LEAVE,
     REASONS,
+    Attempt,
     NodesSubscriber,
     Offer,
     OneNode,
@@ -30,7 +31,6 @@ from elasticrun.launcher.nodes.nodes import (
 )
 from elasticrun.launcher.nodes.rendezvous_process import RendezvousProcess
 from elasticrun.launcher.options import NodeSettings, Options
-from elasticrun.launcher.verdict import EndKind, Verdict, merged
 from elasticrun.replicas.wire import Message
 
 _RETRY_SECONDS = 0.5
@@ -52,7 +52,7 @@ class ManyNodes:
     """The nodes of a job on many machines; this one takes part with the others.
 
     Args:
-        name: Of the job; jobs of other names do not see each other.
+        name: The job's; jobs of other names do not see each other.
 
     Attributes:
         round: What all nodes started last; None before the first generation.
@@ -79,7 +79,7 @@ class ManyNodes:
         self._attempt = Attempt(0, node=0, num_nodes=1, hosts={})
         self._num_nodes = 1
         self._offer: Offer | None = None
-        self._verdict: Verdict | None = None
+        self._outcome: Outcome | None = None
         self._lost_since: float | None = None
         self._num_waits = 0
         self._why = ""  # The last try to meet the others has failed.
@@ -126,7 +126,7 @@ class ManyNodes:
         """Say what this node brings; `on_round` follows once all have."""
         self._offer = offer
         self._phase = _NodePhase.OFFERED
-        self._note(
+        self._post(
             host=socket.gethostname(),
             address=self._address["told"],
             offer=offer.encode(),
@@ -137,27 +137,27 @@ class ManyNodes:
         """Tell the others why all are to save and exit."""
         self._is_leaving = kind == LEAVE
         self._attempt.request_stop(kind, cause)
-        self._note()
+        self._post()
 
-    def note_trouble(self, *, is_hang: bool = False) -> None:
+    def tell_trouble(self, *, is_hang: bool = False) -> None:
         """Tell the others that a replica has failed, or hangs."""
-        self._note(has_trouble=True, **({"is_hang": True} if is_hang else {}))
+        self._post(has_trouble=True, **({"is_hang": True} if is_hang else {}))
 
-    def conclude(self, verdict: Verdict) -> None:
-        """Say how the generation ended here; `on_verdict` follows once all have."""
-        self._verdict = verdict
+    def conclude(self, outcome: Outcome) -> None:
+        """Say how the generation ended here; `on_outcome` follows once all have."""
+        self._outcome = outcome
         if self._phase is _NodePhase.RUNNING:
             self._phase = _NodePhase.CONCLUDING
-            self._note(ending=verdict.encode())
-            self._judge_if_all_ended()
+            self._post(ending=outcome.encode())
+            self._conclude_if_all_ended()
         else:  # The others were lost meanwhile.
-            self._give_verdict(self._loss)
+            self._give_outcome(self._loss)
 
     def leave(self, kind: str, cause: str) -> None:
         """Tell the others that this node waits for nothing any more."""
         self._is_leaving = kind == LEAVE
         self._attempt.request_stop(kind, cause)
-        self._note(ending=Verdict(EndKind.LEFT, text=cause).encode())
+        self._post(ending=Outcome(EndKind.LEFT, text=cause).encode())
 
     def close(self, *, is_hurried: bool) -> None:
         """Leave the other nodes, who need not wait for this one."""
@@ -167,7 +167,7 @@ class ManyNodes:
             self._rendezvous.close()
             return
         if self._phase is _NodePhase.MEMBER:
-            self._note(rejoins=True)  # So that nobody waits for an offer.
+            self._post(rejoins=True)  # So that nobody waits for an offer.
         is_end = END in self._attempt.stop_requests
         self._rendezvous.say_goodbye(
             {
@@ -177,7 +177,7 @@ class ManyNodes:
             }
         )
 
-    # RendezvousProcess the others.
+    # How the others are met.
 
     def _on_message(self, message: Message) -> None:
         kind = message["type"]
@@ -272,7 +272,7 @@ class ManyNodes:
         if phase is _NodePhase.RUNNING:
             self._subscriber.on_broken(self._loss)
         elif phase is _NodePhase.CONCLUDING:
-            self._give_verdict(self._loss)
+            self._give_outcome(self._loss)
 
     @property
     def _loss(self) -> str:
@@ -281,7 +281,7 @@ class ManyNodes:
 
     # What all note in the store of the round.
 
-    def _note(self, **values: Any) -> None:
+    def _post(self, **values: Any) -> None:
         self._attempt.own.update(values)
         self._send({"type": "note", "note": self._attempt.own})
 
@@ -297,7 +297,7 @@ class ManyNodes:
         if self._phase is _NodePhase.RUNNING:
             self._watch()
         elif self._phase is _NodePhase.CONCLUDING:
-            self._judge_if_all_ended()
+            self._conclude_if_all_ended()
         else:
             self._start_if_agreed()
 
@@ -307,7 +307,7 @@ class ManyNodes:
         self._hear_stop_requests(END)
         if attempt.is_refused:
             if self._phase is _NodePhase.MEMBER:
-                self._note(rejoins=True)
+                self._post(rejoins=True)
             self._join_next_round()
         elif attempt.is_agreed:
             self.round = plan_round(
@@ -337,17 +337,17 @@ class ManyNodes:
         for kind, cause in self._attempt.new_stop_requests(*kinds):
             self._subscriber.on_stop_requested(kind, cause)
 
-    def _judge_if_all_ended(self) -> None:
+    def _conclude_if_all_ended(self) -> None:
         self._hear_stop_requests(*REASONS)
         attempt = self._attempt
         if self._phase is _NodePhase.CONCLUDING and attempt.missing <= attempt.silent:
-            self._give_verdict(attempt.describe_silent() if attempt.missing else "")
+            self._give_outcome(attempt.describe_silent() if attempt.missing else "")
 
-    def _give_verdict(self, gone: str) -> None:
-        assert self._verdict is not None
+    def _give_outcome(self, gone: str) -> None:
+        assert self._outcome is not None
         attempt = self._attempt
-        verdict = merged([self._verdict, *attempt.verdicts], gone)
-        self._verdict = None
+        outcome = merged([self._outcome, *attempt.outcomes], gone)
+        self._outcome = None
         if self._phase is _NodePhase.CONCLUDING and END not in attempt.stop_requests:
             # Stay in this round for the next attempt if its members stay the same.
             changes = attempt.changes_members
@@ -355,10 +355,10 @@ class ManyNodes:
                 attempt.number + 1, node=attempt.node, hosts=attempt.hosts
             )
             if changes:
-                self._note(rejoins=True)
+                self._post(rejoins=True)
                 self._phase = _NodePhase.OUTSIDE
         self._wants_to_join = False
-        self._subscriber.on_verdict(verdict)
+        self._subscriber.on_outcome(outcome)
 
 
 Nodes = OneNode | ManyNodes

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from elasticrun.errors import counted
-from elasticrun.launcher.verdict import Verdict
+from elasticrun.launcher.endings import EndKind, Outcome
+from elasticrun.replicas.wire import Message
 
 LOOPBACK = "127.0.0.1"
 
@@ -27,7 +28,7 @@ class Offer:
     Attributes:
         ports: Where its first replica could serve the store: on loopback, and at the
             address that other nodes reach.
-        number: Of the generation, as far as this node knows.
+        number: The generation's, as far as this node knows.
     """
 
     share: int
@@ -50,7 +51,7 @@ class RoundPlan:
     """What all nodes have agreed to start.
 
     Attributes:
-        number: Of the generation.
+        number: The generation's.
         share: Replicas on this node.
         offset: The rank of the first of them.
         size: Replicas on all nodes.
@@ -58,7 +59,7 @@ class RoundPlan:
         is_outward: Whether that is reached by other nodes.
         interface: The network interface towards them, if it is known.
         node: This node's number, of `num_nodes`.
-        names: Of the nodes' machines, by number; none for one machine.
+        names: What the nodes' machines are called, by number; none for one machine.
         has_trained: Whether any node has trained a batch since the job's start.
         newest_at_crash: The newest checkpoint at the last crash, as the node says that
             knows of most crashes.
@@ -141,7 +142,7 @@ class NodesSubscriber(Protocol):
     def on_broken(self, text: str) -> None:
         """A node is gone, and with it replicas that the generation needs."""
 
-    def on_verdict(self, verdict: Verdict) -> None:
+    def on_outcome(self, outcome: Outcome) -> None:
         """This is how the generation ended, on all nodes."""
 
     def on_closed(self) -> None:
@@ -180,14 +181,156 @@ class OneNode:
     def request_stop(self, kind: str, cause: str) -> None:
         pass
 
-    def note_trouble(self, *, is_hang: bool = False) -> None:
+    def tell_trouble(self, *, is_hang: bool = False) -> None:
         pass
 
-    def conclude(self, verdict: Verdict) -> None:
-        self._subscriber.on_verdict(verdict)
+    def conclude(self, outcome: Outcome) -> None:
+        self._subscriber.on_outcome(outcome)
 
     def leave(self, kind: str, cause: str) -> None:
         pass
 
     def close(self, *, is_hurried: bool) -> None:
         pass
+
+
+Note = dict[str, Any]
+
+
+class Attempt:
+    """What this node has noted, and what it knows of the others.
+
+    Args:
+        number: The attempt's, from 0 in each round.
+        hosts: Names of nodes that are known from before.
+
+    Attributes:
+        own: This node's note.
+        silent: Nodes of whom nothing is heard.
+        is_awaited: Whether a node waits for the next round.
+        has_heard_trouble: Whether this node has passed on that others failed.
+    """
+
+    def __init__(
+        self, number: int, *, node: int, num_nodes: int, hosts: dict[int, str]
+    ) -> None:
+        self.number = number
+        self.node = node
+        self.own: Note = {}
+        self.silent: set[int] = set()
+        self.is_awaited = False
+        self.has_heard_trouble = False
+        self.hosts = dict(hosts)
+        self._others = set(range(num_nodes)) - {node}
+        self._notes: dict[int, Note] = {}
+        self._heard: set[tuple[int, str]] = set()
+
+    def read(self, message: Message) -> None:
+        self._notes = {int(node): note for node, note in message["notes"].items()}
+        for node, note in self._notes.items():
+            if "host" in note:
+                self.hosts[node] = note["host"]
+        self.silent = set(message["silent"])
+        self.is_awaited = message["num_waiting"] > 0
+
+    # Before the generation.
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a node makes no offer in this attempt.
+
+        A node notes either its offer or that it meets the others anew, and never takes
+        that back, so all come to the same.
+        """
+        return bool(self.silent) or any("offer" not in n for n in self._notes.values())
+
+    @property
+    def is_agreed(self) -> bool:
+        notes = (self.own, *self._notes.values())
+        return self._notes.keys() == self._others and all("offer" in n for n in notes)
+
+    @property
+    def offers(self) -> list[Offer]:
+        return [Offer.decode(note["offer"]) for note in self._in_order()]
+
+    @property
+    def addresses(self) -> list[str]:
+        return [str(note["address"]) for note in self._in_order()]
+
+    @property
+    def names(self) -> list[str]:
+        return [str(note["host"]) for note in self._in_order()]
+
+    def _in_order(self) -> list[Note]:
+        notes = {**self._notes, self.node: self.own}
+        return [notes[node] for node in sorted(notes)]
+
+    # While it runs.
+
+    def request_stop(self, kind: str, cause: str) -> None:
+        """Ask all nodes to save and exit, unless this one has a stronger reason."""
+        there = self.own.get("stop")
+        if there is None or REASONS.index(kind) >= REASONS.index(there["kind"]):
+            self.own["stop"] = {"kind": kind, "cause": cause}
+
+    def new_stop_requests(self, *kinds: str) -> Iterator[tuple[str, str]]:
+        """Yield each such request of another node, with its cause, once."""
+        for node, note in sorted(self._notes.items()):
+            request = note.get("stop", {"kind": ""})
+            key = node, str(request["kind"])
+            if key[1] in kinds and key not in self._heard:
+                self._heard.add(key)
+                who = "" if key[1] == JOIN else f"{self.label(node)}: "
+                yield key[1], who + request["cause"]
+
+    @property
+    def has_trouble(self) -> bool:
+        """Whether replicas on another node have failed."""
+        return any(
+            note.get("has_trouble")
+            or note.get("ending", {}).get("kind") in (EndKind.CRASHED, EndKind.LEFT)
+            for note in self._notes.values()
+        )
+
+    @property
+    def is_hang(self) -> bool:
+        """Whether that is a hang on any of them, whose stacks all are to print."""
+        return any(note.get("is_hang") for note in self._notes.values())
+
+    # After it.
+
+    @property
+    def missing(self) -> set[int]:
+        """Other nodes that have not said how theirs ended."""
+        ended = {node for node, note in self._notes.items() if "ending" in note}
+        return self._others - ended
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        return [
+            Outcome.decode(note["ending"], node=self.label(node))
+            for node, note in sorted(self._notes.items())
+            if "ending" in note
+        ]
+
+    @property
+    def stop_requests(self) -> set[str]:
+        notes = (self.own, *self._notes.values())
+        return {str(note["stop"]["kind"]) for note in notes if "stop" in note}
+
+    @property
+    def changes_members(self) -> bool:
+        """Whether the next generation needs another round."""
+        has_left = any(outcome.kind == EndKind.LEFT for outcome in self.outcomes)
+        is_requested = bool(self.stop_requests & {JOIN, LEAVE})
+        return is_requested or has_left or bool(self.silent) or self.is_awaited
+
+    # For people.
+
+    def label(self, node: int) -> str:
+        host = self.hosts.get(node)
+        return f"node {node} ({host})" if host else f"node {node}"
+
+    def describe_silent(self) -> str:
+        labels = ", ".join(self.label(node) for node in sorted(self.silent))
+        return f"{labels}: no sign of life for some seconds"

@@ -33,8 +33,8 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
 
 from elasticrun.launcher import processes
 from elasticrun.launcher.nodes import endpoint
-from elasticrun.launcher.nodes.attempt import Note
 from elasticrun.launcher.nodes.endpoint import EndpointDirectory, OwnAddress
+from elasticrun.launcher.nodes.nodes import Note
 from elasticrun.replicas.store import serve_store
 from elasticrun.replicas.wire import Channel, Message
 
@@ -331,9 +331,8 @@ class Rendezvous:
         if closes:
             self._handler.set_closed()
             if self._is_host and self._handler.num_nodes_waiting():
-                time.sleep(
-                    _HEARING_SECONDS
-                )  # Who waits for a round looks every second.
+                # They look every second, in a store that ends with this process.
+                time.sleep(_HEARING_SECONDS)
         elif self._joining is None:
             self._leave_round()
         if self._round_store is None:

@@ -6,18 +6,16 @@ import contextlib
 import os
 import socket
 import subprocess
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 
 from elasticrun.launcher import environment, interpreter
-from elasticrun.launcher.event_loop import EventLoop
+from elasticrun.launcher.event_loop import EventLoop, Timer
 from elasticrun.launcher.options import NodeSettings
 from elasticrun.replicas.wire import Channel, Message, WireError
 
 _SILENCE_SECONDS = 5.0  # Less than after which the others take this node for dead.
 _FIRST_WORD_SECONDS = 300.0  # It imports torch, perhaps from a slow disk.
-_TICK = 1.0
 _MAX_BYTES = 1 << 24  # A note of each node.
 _GOODBYE_SECONDS = 20.0
 
@@ -42,8 +40,7 @@ class RendezvousProcess:
         self._loop = loop
         self._on_message = on_message
         self._on_lost = on_lost
-        self._heard_at: float | None = None
-        self._has_spoken = False
+        self._timer: Timer | None = None
         self._process, own = interpreter.start_helper(
             "launcher.nodes.rendezvous",
             environment.of_rendezvous(),
@@ -54,8 +51,7 @@ class RendezvousProcess:
         self._channel = Channel(own, limit=_MAX_BYTES)
         self._is_open = True
         loop.watch(self._channel, self._on_readable)
-        # It says something when it finds nobody.
-        loop.call_later(_FIRST_WORD_SECONDS, self._check_first_word)
+        self._expect_word(_FIRST_WORD_SECONDS)
         self.send({"launcher": os.getpid(), "name": name, **asdict(settings)})
 
     def send(self, message: Message) -> None:
@@ -65,6 +61,7 @@ class RendezvousProcess:
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
+            self._expect_word(None)
             self._loop.forget(self._channel)
             self._channel.close()
             self._process.kill()
@@ -92,31 +89,21 @@ class RendezvousProcess:
             self._lose("the process that meets the other nodes has ended")
 
     def _take(self, message: Message) -> None:
-        self._has_spoken = True
-        if message["type"] == "failing":  # A try may take longer than a silence.
-            self._on_message(message)
-            return
-        if self._heard_at is None:
-            self._loop.call_later(_TICK, self._tick)
-        self._heard_at = time.monotonic()
+        # A try to meet the others may take longer than a silence.
+        is_trying = message["type"] == "failing"
+        self._expect_word(None if is_trying else _SILENCE_SECONDS)
         if message["type"] == "lost":
             self._lose(message["text"])
         else:
             self._on_message(message)
 
-    def _tick(self) -> None:
-        """Give it up once it is silent, as it is only when the network holds it up."""
-        assert self._heard_at is not None
-        if not self._is_open:
-            return
-        if time.monotonic() - self._heard_at > _SILENCE_SECONDS:
-            self._lose(f"no message from it for {_SILENCE_SECONDS:g} s")
-        else:
-            self._loop.call_later(_TICK, self._tick)
-
-    def _check_first_word(self) -> None:
-        if self._is_open and not self._has_spoken:
-            self._lose("the process that meets the other nodes said nothing")
+    def _expect_word(self, seconds: float | None) -> None:
+        """Give it up if it is silent, as it is only when the network holds it up."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if seconds is not None:
+            why = f"no message from it for {seconds:g} s"
+            self._timer = self._loop.call_later(seconds, lambda: self._lose(why))
 
     def _lose(self, why: str) -> None:
         self.close()

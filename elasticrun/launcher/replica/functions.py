@@ -26,7 +26,7 @@ def save_function(
     """Save the function that every replica is to call."""
     import cloudpickle
 
-    sources: dict[str, list[str]] = {}  # Of what is in no file, as a notebook's cells.
+    sources: dict[str, list[str]] = {}  # A notebook's cells are in no file.
 
     def reduce(code: CodeType) -> tuple[Any, ...]:
         """Keep the file's name, without which tracebacks show no line."""

@@ -2,8 +2,8 @@
 
 1. It waits for its order.
 2. It becomes the program's process: variables, arguments, threads, its rank in `ps`.
-3. If it is a successor, it pauses where the program needs the job (hold.py), until its
-   generation begins.
+3. If it is a successor, it rehearses (rehearsal.py): it pauses where the program needs
+   the job, until its generation begins.
 4. It runs the program, reports what that raises, and calls what is to be called then.
 5. It finalizes what the program has left, tells the launcher, and exits.
 """
@@ -32,11 +32,10 @@ from typing import Any
 from elasticrun.errors import BY_SIGNAL, ElasticRunError, is_of_program
 from elasticrun.launcher import environment, interpreter, processes
 from elasticrun.launcher.replica.functions import call_function, save_result
-from elasticrun.launcher.replica.hold import Hold
-from elasticrun.launcher.replica.modules import (
+from elasticrun.launcher.replica.rehearsal import (
     ProgramImports,
+    Rehearsal,
     import_ahead,
-    import_what_optimizers_need,
     modules_of_program,
 )
 from elasticrun.launcher.replica.reporter import (
@@ -53,7 +52,7 @@ from elasticrun.replicas.signals import take_no_more_stop_signals
 from elasticrun.replicas.wire import Channel, Message, to_line
 
 _LAUNCHER = str(Path(__file__).parents[1])
-_MOST_TRACE, _MOST_FULL = 20_000, 200_000  # Characters.
+_MOST_SUMMARY, _MOST_TRACE, _MOST_FULL = 2_000, 20_000, 200_000  # Characters.
 _BARRED = (
     b"a forked replica could not use GPUs, so it starts an interpreter of its own "
     b"instead, which takes longer; --start exec does so at once\n"
@@ -85,7 +84,7 @@ def main(control: int, listeners: list[int]) -> None:
         os.write(2, _BARRED)
         execute(control, listeners)
     order = channel.receive_one()
-    if order is None:  # The launcher has hung up: this replica is not needed.
+    if order is None:  # The launcher has hung up, so this replica is not needed.
         os._exit(0)
 
     # 2. Become the program's process. Modules that come from here on are its own.
@@ -94,28 +93,23 @@ def main(control: int, listeners: list[int]) -> None:
     last = next(reversed(sys.modules))
     imports = ProgramImports(order, after=last)
 
-    # 3. A successor pauses where it needs the job, and says so, until its generation
-    # begins; only then its rank is known, and whether it serves the store.
-    def on_waiting() -> None:
-        if order["runs_ahead"] and not order["unknown"]:
-            import_what_optimizers_need(order)
-        channel.send({"type": "waiting"})
+    # 3. A successor pauses where it needs the job, and says so. Only when its
+    # generation begins its rank is known, and with it whether it serves the store.
+    def take_up(begun: Message) -> None:
+        known = order["environment"].items()
+        environment.apply_changes(dict(begun["environment"].items() - known))
+        order.update(begun)
+        _show_rank(order)
+        stores.append(_serve_store(order, listeners))
 
-    def on_begun(begun: Message) -> None:  # In the reporter's thread.
-        def take_up() -> None:
-            _take_up(order, begun)
-            stores.append(_serve_store(order, listeners))
-
-        hold.end(take_up)
-
-    hold = Hold(on_waiting)
+    rehearsal = Rehearsal(order, channel, take_up)
     if order["is_rehearsed"]:
-        hold.begin(order["unknown"])
-    reporter = Reporter(channel, imports=imports.describe, on_begun=on_begun)
+        rehearsal.begin()
+    reporter = Reporter(channel, imports=imports.describe, on_begun=rehearsal.end)
     reporter.start()
 
     # 4. Run the program, then what Python would at its end.
-    code = _run(lambda: _program(order, hold), channel, reporter, hold)
+    code = _run(lambda: _program(order, rehearsal), channel, reporter, rehearsal)
     take_no_more_stop_signals()
     code = _end_threads(code)
     reporter.end()
@@ -166,15 +160,6 @@ def _show_rank(order: Message) -> None:
     processes.call_this_process(f"rank {order['rank']} of {name} (elasticrun)")
 
 
-def _take_up(order: Message, begun: Message) -> None:
-    """Add to the order what was not known when it was sent: generation and ranks."""
-    known = order["environment"].items()
-    new = dict(begun["environment"].items() - known)
-    environment.apply_changes(new, but=())
-    order.update(begun)
-    _show_rank(order)
-
-
 def _serve_store(order: Message, listeners: list[int]) -> Any:
     """On rank 0, serve the store at which the replicas of this generation meet.
 
@@ -194,12 +179,12 @@ def _serve_store(order: Message, listeners: list[int]) -> Any:
     return serve_store(order["host"], order["port"], chosen)
 
 
-def _program(order: Message, hold: Hold) -> None:
+def _program(order: Message, rehearsal: Rehearsal) -> None:
     if order["is_rehearsed"]:
         if not order["runs_ahead"]:
             import_ahead(order)
-            hold.wait()
-        hold.begin_program()
+            rehearsal.wait()
+        rehearsal.begin_program()
     if "observer" in order:  # `elasticrun check` looks on; by name, since it is above.
         importlib.import_module(order["observer"]).observe(order)
     if order["kind"] == "module":
@@ -207,7 +192,7 @@ def _program(order: Message, hold: Hold) -> None:
     elif order["kind"] == "function":
         folder = Path(order["target"])
         result = call_function(folder)
-        hold.wait()  # Results of the other generation are forgotten then.
+        rehearsal.wait()  # Results of the other generation are forgotten then.
         save_result(
             folder,
             result,
@@ -236,7 +221,10 @@ def _run_script(path: str) -> None:
 
 
 def _run(
-    program: Callable[[], None], channel: Channel, reporter: Reporter, hold: Hold
+    program: Callable[[], None],
+    channel: Channel,
+    reporter: Reporter,
+    rehearsal: Rehearsal,
 ) -> int:
     """Run the program; print and report what it raises; return the exit code.
 
@@ -244,10 +232,10 @@ def _run(
     """
     try:
         program()
-        hold.wait()
+        rehearsal.wait()
         reporter.look()
     except SystemExit as error:
-        hold.wait()
+        rehearsal.wait()
         reporter.look()
         return _exit_code(error)
     except BaseException as error:
@@ -256,16 +244,20 @@ def _run(
         trace = _without_launcher(error.__traceback__)
         error.__traceback__ = trace
         text = "".join(traceback.format_exception(type(error), error, trace))
+        summary = traceback.format_exception_only(type(error), error)
         hook = sys.excepthook  # torch.distributed has one, which only adds the rank.
         is_torchs = (getattr(hook, "__module__", None) or "").startswith("torch.")
         has_own_hook = not (hook is sys.__excepthook__ or is_torchs)
         if has_own_hook:
             hook(type(error), error, trace)
-        _flush()  # Before the launcher hears of it, which writes `text` into the log.
+        for stream in (sys.stdout, sys.stderr):
+            # Before the launcher hears of it, which writes `text` into the log.
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
         channel.send(
             {
                 "type": "failure",
-                "summary": _summary(error),
+                "summary": "".join(summary).strip()[:_MOST_SUMMARY],
                 "trace": "" if has_own_hook else _shown(error, text)[-_MOST_TRACE:],
                 "full": "" if has_own_hook else text[-_MOST_FULL:],
                 "time": when,
@@ -284,11 +276,6 @@ def _exit_code(error: SystemExit) -> int:
         return error.code & 0xFF
     sys.stderr.write(f"{error.code}\n")
     return 1
-
-
-def _summary(error: BaseException) -> str:
-    lines = traceback.format_exception_only(type(error), error)
-    return "".join(lines).strip()[:2000]
 
 
 def _shown(error: BaseException, text: str) -> str:
@@ -341,9 +328,3 @@ def _release(modules: list[str]) -> None:
     # As Python does: a stream of the program's own would keep its module.
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     gc.collect()
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()

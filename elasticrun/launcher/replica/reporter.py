@@ -90,7 +90,7 @@ class Reporter:
             try:
                 self._report(job)
             except Exception:  # The next request to stop must still get through.
-                self._note_failure()
+                self._warn_once()
         return _IN_TRAINING if self._has_trained else _UNTIL_FIRST_BATCH
 
     def _look_before_job(self) -> float:
@@ -98,7 +98,7 @@ class Reporter:
         waiting = getattr(opening, "is_waiting", None)  # It may be half imported.
         if self._has_ended or waiting is None or not waiting.is_set():
             return _UNTIL_JOB
-        # On a disk, so it waits, which is no hang.
+        # The program waits for room on a full disk, which is no hang.
         self._channel.send({"type": "no room", "time": time.monotonic()})
         return _IN_TRAINING
 
@@ -107,7 +107,7 @@ class Reporter:
         with self._looking:
             self._has_ended = True
 
-    def _note_failure(self) -> None:
+    def _warn_once(self) -> None:
         if not self._has_failed:
             self._has_failed = True
             logger.warning(
@@ -200,7 +200,7 @@ def gpu_use(job: Job) -> tuple[int | None, int | None]:
     memory = int(torch.cuda.memory_reserved(job.device))
     try:
         return memory, int(torch.cuda.utilization(job.device))
-    except Exception:  # Of a library that is not there; slices (MIG) are not told of.
+    except Exception:  # A library is not there, or it is a slice (MIG).
         return memory, None
 
 

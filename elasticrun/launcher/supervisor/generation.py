@@ -18,16 +18,15 @@ from elasticrun import errors
 from elasticrun.checkpoint.storage.place import Place, parse_place
 from elasticrun.launcher import processes
 from elasticrun.launcher.directory import newest_checkpoint
-from elasticrun.launcher.event_loop import EventLoop
-from elasticrun.launcher.forks.waiting import WaitingReplica
-from elasticrun.launcher.replica.reporter import DUMP_SIGNAL
-from elasticrun.launcher.supervisor.causes import (
+from elasticrun.launcher.endings import (
     Ending,
     Failure,
     explain_kill,
 )
-from elasticrun.launcher.terminal.log_files import Log, log_path
-from elasticrun.launcher.terminal.output import LineReader
+from elasticrun.launcher.event_loop import EventLoop
+from elasticrun.launcher.forks.waiting import WaitingReplica
+from elasticrun.launcher.replica.reporter import DUMP_SIGNAL
+from elasticrun.launcher.terminal.output import LineReader, Log, log_path
 from elasticrun.replicas.wire import Message, WireError
 
 NO_IMPORTS: Message = {"modules": [], "path": [], "variables": []}
@@ -69,7 +68,7 @@ class Stack:
 
 
 def describe_places(stacks: Mapping[int, Stack]) -> str:
-    """Return where ranks are, those first that few others are with."""
+    """Return where ranks are, the places with the fewest of them first."""
     ranks: dict[str, list[str]] = {}
     for rank, stack in stacks.items():
         if stack.place:
@@ -143,7 +142,7 @@ class Generation:
     """The replicas that were started together.
 
     Attributes:
-        members: Of this node, by rank.
+        members: The replicas of this node, by rank.
         is_discarded: Whether it was killed because nobody needed it any more.
     """
 

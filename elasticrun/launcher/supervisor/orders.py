@@ -39,7 +39,7 @@ def orders_ahead(
     orders = make_orders(options, round_)
     for rank, order in enumerate(orders):
         order |= {"is_rehearsed": True, "runs_ahead": runs_ahead, "unknown": unknown}
-        # Who does not wait for it, as a process started there, fails.
+        # A process that the program starts ahead does not wait for it, but fails.
         order["environment"] |= dict.fromkeys(unknown, _UNKNOWN)
         order["imports"] = told[min(rank, len(told) - 1)]
     return orders
@@ -102,15 +102,15 @@ def _variables(
         "OMP_NUM_THREADS": str(_num_threads(options, round_, inherited)),
         "ELASTICRUN_CHECKPOINT_DIR": str(options.checkpoint_dir),
         **options.variables,
-        # As the launcher understands them: it also sees a replica that hears nothing,
-        # and is the last to act.
+        # A replica must understand these as the launcher does, which ends one that
+        # hears nothing once its grace is over.
         "ELASTICRUN_GRACE": f"{options.settings.grace:g}",
         "ELASTICRUN_STOP_SIGNALS": ",".join(
             signal.Signals(number).name for number in options.settings.stop_signals
         ),
     }
     if round_.interface and GLOO_INTERFACE not in inherited:
-        # By itself gloo takes the address that the machine's own name stands for.
+        # Without it gloo takes the address that the machine's own name stands for.
         variables[GLOO_INTERFACE] = round_.interface
     if options.is_named:
         variables["ELASTICRUN_JOB"] = options.name

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from elasticrun.launcher.supervisor.crashes import CrashHistory
 from elasticrun.launcher.supervisor.generation import Generation, Member
+from elasticrun.launcher.supervisor.restart_policy import CrashHistory
 from elasticrun.launcher.terminal.console import Console
 from elasticrun.launcher.terminal.output import Repeats, marked
 

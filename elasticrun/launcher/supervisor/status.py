@@ -16,7 +16,7 @@ from elasticrun.replicas.wire import Message
 _SHORTEST_SPAN = 2.0
 _SHORTEST_LOOK = 0.4  # Seconds between two reports of which a speed is taken.
 _LOOK_SECONDS = 1.0
-_SHORTEST_STRETCH = 5.0  # Of training, before it is said how long more it takes.
+_SHORTEST_STRETCH = 5.0  # Trained before it is said how long more it takes.
 _OF_REPORT = (
     *("position", "num_epochs", "epoch", "batch", "num_batches", "no_boundary"),
     *("index", "num_samples"),
@@ -37,7 +37,7 @@ class Pace:
         self.seconds_left: float | None = None
         self._generation = -1
 
-    def note(self, report: Message) -> None:
+    def take(self, report: Message) -> None:
         """Take the newest report."""
         passed, when = report["num_passed"], report["time"]
         if report["generation"] != self._generation:
@@ -48,10 +48,10 @@ class Pace:
             self._epoch, self._epoch_size = report["epoch"], 0.0
             # What it began with belongs to this epoch, too.
             self._epoch_began = passed - report["index"]
-        self._note_rate(passed, when)
-        self._note_rest(self._fraction(report), report, when)
+        self._update_rate(passed, when)
+        self._update_rest(self._fraction(report), report, when)
 
-    def _note_rate(self, passed: int, when: float) -> None:
+    def _update_rate(self, passed: int, when: float) -> None:
         if passed == 0 and self.rate is None:  # The first batch may take long.
             self._looked_at, self._passed_then = when, passed
         elif passed > self._passed_then and when - self._looked_at >= _SHORTEST_LOOK:
@@ -71,7 +71,7 @@ class Pace:
         size = self._epoch_size or report["num_samples"]
         return epoch + min(1.0, (passed - self._epoch_began) / size) if size else None
 
-    def _note_rest(self, done: float | None, report: Message, when: float) -> None:
+    def _update_rest(self, done: float | None, report: Message, when: float) -> None:
         if done is None or report["num_passed"] == 0:
             return
         self._first = since, done_then = self._first or (when, done)
@@ -124,7 +124,7 @@ class JobStatus:
         # The newest checkpoint's number, and when it was saved if that is known.
         newest = supervisor.crashes.newest_at_start or None
         self._saved: tuple[int | None, float | None] = newest, None
-        supervisor.reports.on_reported.append(self._note)
+        supervisor.reports.on_reported.append(self._on_report)
         self._look_at_state()
 
     def _look_at_state(self) -> None:
@@ -138,10 +138,10 @@ class JobStatus:
             self._state, self._state_since = state, now
         return now - self._state_since
 
-    def _note(self, member: Member) -> None:
+    def _on_report(self, member: Member) -> None:
         generation = self._supervisor.generation
         if generation is not None and member is generation.members[0]:
-            self._pace.note(member.report)
+            self._pace.take(member.report)
             if member.report["checkpoint"] is not None:
                 self._saved = member.report["checkpoint"], member.report["saved_at"]
 
@@ -159,7 +159,7 @@ class JobStatus:
             "state": supervisor.state,
             "seconds_in_state": self._seconds_in_state(),
             "replicas": len(members),
-            "target": supervisor.takeover.size,
+            "target": supervisor.successors.size,
             **self._describe_nodes(),
             "generation": generation.number if generation is not None else None,
             **{key: report.get(key) for key in _OF_REPORT},
@@ -181,7 +181,7 @@ class JobStatus:
             "started_in": os.getcwd(),
             "local_dir": str(options.local_dir),
             "log_dir": str(options.log_dir),
-            "seconds": time.time() - supervisor.judge.started_at,
+            "seconds": time.time() - supervisor.policy.started_at,
             "spares": supervisor.successors.num_ready_spares,
             "spare_memory": sum(usage[pid][1] for pid in spares),
             "members": [

@@ -5,21 +5,25 @@ launcher's one thread, called back by its loop; in brackets, who works meanwhile
 
     request        `scale`, from a command over the control socket; or a replica has
                    crashed, or another node asks for it
-    TRAINING       `Takeover.prepare`: successors are forked [the forkserver]; they run
-                   their script beside the generation, up to where it needs the job, and
-                   wait there [their main threads]
+    TRAINING       `Successors.prepare`: they are forked [the forkserver], run their
+                   script beside the generation, up to where it needs the job, and wait
+                   there [their main threads]
     STOPPING       `_on_prepared`: all of them wait, or there are other nodes, so the
                    generation is asked to save and exit [rank 0's reporter thread asks
                    its job, the watchers of all replicas agree on a boundary, their main
                    threads save there and exit]
-    JUDGING        `on_all_ended`: the kernel has said of each that it has; the nodes
+    CONCLUDING     `on_all_ended`: the kernel has said of each that it has; the nodes
                    tell each other how
-    GATHERING      `on_verdict`: this node asks to join the next generation
+    GATHERING      `on_outcome`: this node asks to join the next generation
     OFFERED        `on_joined`: it offers the successors that wait
     TRAINING       `on_round`: all nodes have offered, so the successors get their
                    orders and run the program, or on, which loads what was saved
 
 A job on one machine goes through the same steps, and waits for nobody in them.
+
+These are callbacks, and no coroutine that reads from top to bottom: at each of its
+waits a crash, a stop, another `scale`, another node's request or a failed fork may come
+instead, so behind each `await` there would be the same table of cases.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from pathlib import Path
 
 from elasticrun.errors import BY_SIGNAL, STOPPED, counted
 from elasticrun.launcher import directory, processes
+from elasticrun.launcher.endings import EndKind, Outcome
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks.starter import Starter
 from elasticrun.launcher.forks.waiting import WaitingReplica
@@ -37,15 +42,19 @@ from elasticrun.launcher.nodes.many_nodes import nodes_of
 from elasticrun.launcher.nodes.nodes import END, LEAVE, SCALE, Offer, RoundPlan
 from elasticrun.launcher.options import Options
 from elasticrun.launcher.replica.functions import remove_results
-from elasticrun.launcher.supervisor.crashes import CrashHistory
 from elasticrun.launcher.supervisor.generation import Generation
-from elasticrun.launcher.supervisor.judge import Judge, NextAction, Stop, verdict_of
 from elasticrun.launcher.supervisor.orders import make_orders
 from elasticrun.launcher.supervisor.replica_reports import ReplicaReports
-from elasticrun.launcher.supervisor.takeover import Takeover
+from elasticrun.launcher.supervisor.restart_policy import (
+    CrashHistory,
+    NextAction,
+    RestartPolicy,
+    Stop,
+    outcome_of,
+)
+from elasticrun.launcher.supervisor.successors import Successors
 from elasticrun.launcher.supervisor.watchdog import HangClock, Watchdog
 from elasticrun.launcher.terminal.console import Console
-from elasticrun.launcher.verdict import EndKind, Verdict
 from elasticrun.replicas.signals import ANNOUNCING
 
 _AFTER_GRACE_SECONDS = 3.0
@@ -64,7 +73,7 @@ class Phase(enum.Enum):
     TRAINING = "a request, successors that can take over, or an end"
     STOPPING = "all replicas to save and exit"
     # Without it again:
-    JUDGING = "how it ended on the other nodes"
+    CONCLUDING = "how it ended on the other nodes"
 
 
 class Supervisor:
@@ -73,7 +82,7 @@ class Supervisor:
     Attributes:
         generation: The one that runs, or None between two.
         successors: The replicas that wait for the next one.
-        judge: Decides what follows from the end of a generation.
+        policy: Decides what follows from the end of a generation.
         exit_code: The launcher's, once the job is over.
         problem: Why it, or the generation before, ended without saving what was
             trained; empty if it did not.
@@ -88,7 +97,7 @@ class Supervisor:
         self.problem = ""
         newest = directory.newest_checkpoint(options.checkpoint_dir)
         self.crashes = CrashHistory(options.max_restarts, newest_at_start=newest)
-        self.judge = Judge(options, console, self.crashes)
+        self.policy = RestartPolicy(options, console, self.crashes)
         self.reports = ReplicaReports(console, self.crashes, is_quiet=options.is_quiet)
         self._console = console
         self._phase = Phase.GATHERING
@@ -96,14 +105,15 @@ class Supervisor:
         self._stop_code = STOPPED
         self._is_hurried = False
         self._grace = options.settings.grace
-        # Of whoever became the launcher, as by `tensorboard & exec elasticrun run`.
+        # This process had them before it was the launcher, as by `tensorboard & exec
+        # elasticrun run`.
         self._strangers = set(processes.children())
         self._watchdog = Watchdog(
             loop,
             console.event,
             HangClock(options.hang_timeout),
             grace=options.settings.grace,
-            on_hang=lambda: self.nodes.note_trouble(is_hang=True),
+            on_hang=lambda: self.nodes.tell_trouble(is_hang=True),
         )
         self._starter = Starter(
             loop,
@@ -112,7 +122,7 @@ class Supervisor:
             on_failure=self._on_no_replicas,
         )
         self.nodes = nodes_of(options, loop=loop, subscriber=self, say=console.event)
-        self.takeover = Takeover(
+        self.successors = Successors(
             options,
             loop,
             starter=self._starter,
@@ -121,7 +131,6 @@ class Supervisor:
             on_ready=self._join_round,
             on_prepared=self._on_prepared,
         )
-        self.successors = self.takeover.successors
 
     # What the rest of the launcher asks for.
 
@@ -146,7 +155,8 @@ class Supervisor:
     def _reap(self) -> None:
         """Forget orphans that have ended, now and then; there may be any number."""
         running = self.generation.members if self.generation is not None else []
-        if not self._starter.is_forking:  # Of a new replica it may not have heard yet.
+        # While one is forked, its end would be taken for that of an orphan.
+        if not self._starter.is_forking:
             processes.reap(but={each.pid for each in running} | self._waiting_pids)
         self.loop.call_later(_REAP_SECONDS, self._reap)
 
@@ -173,7 +183,7 @@ class Supervisor:
     @property
     def is_settled(self) -> bool:
         """Whether the running generation is neither to stop nor to be rescaled."""
-        return self._stop is Stop.NONE and not self.takeover.is_rescaling
+        return self._stop is Stop.NONE and not self.successors.is_rescaling
 
     def scale(self, size: int, *, is_forced: bool = False) -> str:
         """Go on with so many replicas here; return what will happen."""
@@ -182,7 +192,7 @@ class Supervisor:
             return "the job is stopping, so it is not rescaled"
         round_ = self.nodes.round
         elsewhere = round_.size - round_.share if round_ is not None else 0
-        return self.takeover.scale(
+        return self.successors.scale(
             size, self.generation, elsewhere=elsewhere, is_forced=is_forced
         )
 
@@ -197,12 +207,13 @@ class Supervisor:
             return
         self._stop_code = code
         reason = END if is_for_all or self.nodes.is_needed else LEAVE
-        generation = self.generation
-        if self._phase is Phase.JUDGING:
+        if self._phase is Phase.CONCLUDING:
+            # It has saved, or has not; the outcome says it, and ends the job then.
             self._stop = Stop.END
             self.nodes.request_stop(reason, cause)
-        elif generation is None or not self._may_train(generation):
-            self.judge.note_idle_end(cause)
+        elif self.generation is None or not self._may_train(self.generation):
+            # There is nothing to save, so nobody need be waited for.
+            self.policy.say_idle_end(cause)
             self.nodes.leave(reason, cause)
             self.exit_code = code
         else:
@@ -228,7 +239,7 @@ class Supervisor:
         if self.options.nodes is not None:
             self._say_all_save(cause)
             self.nodes.request_stop(SCALE, cause)
-        cause = f"a rescaling to {counted(self.takeover.size, 'replica')}"
+        cause = f"a rescaling to {counted(self.successors.size, 'replica')}"
         self._ask_to_stop(Stop.SCALE, cause)
 
     def _ask_to_stop(self, stop: Stop, cause: str) -> None:
@@ -237,11 +248,11 @@ class Supervisor:
         if stop is Stop.END:
             self.successors.discard()
         elif generation is not None:
-            replicas = {"replicas": generation.size, "target": self.takeover.size}
-            self._console.note("rescaling", cause, cause=cause, **replicas)
+            replicas = {"replicas": generation.size, "target": self.successors.size}
+            self._console.record("rescaling", cause, cause=cause, **replicas)
         if generation is not None:
             self._phase = Phase.STOPPING
-            self.takeover.end()
+            self.successors.beside = None
             if stop is Stop.SCALE and not self._may_train(generation):
                 generation.discard()  # It could save nothing, and loses nothing.
             else:
@@ -251,6 +262,11 @@ class Supervisor:
                     grace=self._grace, leeway=_AFTER_GRACE_SECONDS, cause=cause
                 )
         self._stop = stop
+
+    @property
+    def _is_between(self) -> bool:
+        """Whether there is no generation that runs, or waits for its outcome."""
+        return self.generation is None and self._phase is not Phase.CONCLUDING
 
     def _may_train(self, generation: Generation) -> bool:
         """Return whether a generation may have something to save, here or elsewhere."""
@@ -262,29 +278,29 @@ class Supervisor:
         """Tell the other nodes how the generation ended here, and hear from them."""
         generation, self.generation = self.generation, None
         assert generation is not None
-        self._phase = Phase.JUDGING
-        # Before the verdict, which may follow at once, and begins the next generation.
-        self.takeover.end()
+        self._phase = Phase.CONCLUDING
+        # Before the outcome, which may follow at once, and begins the next generation.
+        self.successors.beside = None
         self._watchdog.end()
         self._starter.note_running(sorted(self.successors.pids))
-        self.judge.is_plain = not generation.has_begun
-        verdict = verdict_of(
+        self.policy.is_plain = not generation.has_begun
+        outcome = outcome_of(
             generation, reason=self._watchdog.reason, place=self.options.checkpoint_dir
         )
-        self.nodes.conclude(replace(verdict, has_trained=self.crashes.has_trained))
+        self.nodes.conclude(replace(outcome, has_trained=self.crashes.has_trained))
 
-    def on_verdict(self, verdict: Verdict) -> None:
+    def on_outcome(self, outcome: Outcome) -> None:
         """Begin the next generation, or end the job."""
         round_ = self.nodes.round
         assert round_ is not None
-        next_ = self.judge.judge(
-            verdict,
+        next_ = self.policy.decide(
+            outcome,
             number=round_.number,
             stop=self._stop,
             code=self._stop_code,
             is_first=round_.node == 0,
         )
-        if verdict.kind in (EndKind.CRASHED, EndKind.LEFT):
+        if outcome.kind in (EndKind.CRASHED, EndKind.LEFT):
             self._stop = Stop.NONE
         self._go_on(next_)
 
@@ -297,7 +313,7 @@ class Supervisor:
             self._phase = Phase.PAUSED
             self.loop.call_later(next_.delay, self._end_pause)
         if not self.successors.is_requested:
-            self.takeover.prepare()
+            self.successors.prepare()
         self._join_round()
 
     def _end_pause(self) -> None:
@@ -344,25 +360,25 @@ class Supervisor:
             audience=self.reports,
             subscriber=self,
         )
-        self.takeover.begin(generation)
+        self.successors.beside = generation
         self._watchdog.begin(generation, is_alone=round_.num_nodes == 1)
         self._starter.note_running([each.pid for each in replicas])
         if self.options.program.kind == "function":
             remove_results(Path(self.options.program.target))
-        if round_.num_nodes > 1:  # Whose logs lie in one folder.
+        if round_.num_nodes > 1:  # The logs of all of them lie in one folder.
             for member in generation.members:
                 where = f"elasticrun: rank {member.rank} runs on {round_.label}\n"
                 member.log.write(where.encode())
         self.reports.begin(generation, round_.describe())
         generation.start(make_orders(self.options, round_))
-        if round_.share != self.takeover.size:  # Rescaled after it was offered.
-            self.takeover.prepare()
+        if round_.share != self.successors.size:  # Rescaled after it was offered.
+            self.successors.prepare()
 
     # What is heard from the generation that runs.
 
     def on_trouble(self) -> None:
         self._watchdog.on_trouble()
-        self.nodes.note_trouble()
+        self.nodes.tell_trouble()
 
     # What is heard from the other nodes.
 
@@ -378,24 +394,26 @@ class Supervisor:
                 self._phase = Phase.GATHERING
         is_between = self.generation is None and self._phase is not Phase.OFFERED
         if is_between and not self.successors.is_requested:
-            self.takeover.prepare()
+            self.successors.prepare()
             self._join_round()
 
     def on_stop_requested(self, kind: str, cause: str) -> None:
         if self._stop is Stop.END:
             return
-        is_end = kind == END
-        if is_end:
+        if kind == END:
             self._stop_code = STOPPED
-        if self.generation is None and self._phase is not Phase.JUDGING:
-            if is_end:
+            if self._is_between:
                 self._console.event(f"{cause}: ending")
                 self.exit_code = STOPPED
-        elif is_end or self._stop is Stop.NONE:
+            else:
+                self._say_all_save(cause)
+                self._ask_to_stop(Stop.END, cause)
+        elif self._stop is Stop.NONE and not self._is_between:
             self._say_all_save(cause)
-            if not (is_end or self.successors.is_requested):
-                self.successors.prepare(self.takeover.size, beside=self.generation)
-            self._ask_to_stop(Stop.END if is_end else Stop.SCALE, cause)
+            # They have the same size here, as a rule, and rehearse while all save.
+            if not self.successors.is_requested:
+                self.successors.prepare_beside(self.generation)
+            self._ask_to_stop(Stop.SCALE, cause)
 
     def on_trouble_elsewhere(self, *, is_hang: bool) -> None:
         if is_hang:
@@ -411,27 +429,28 @@ class Supervisor:
                 self.generation.kill()
 
     def on_closed(self) -> None:
-        self._go_on(self.judge.on_closed())
+        self._go_on(self.policy.on_closed())
 
     def on_no_nodes(self, why: str) -> None:
-        self._go_on(self.judge.fail(why))
+        self._go_on(self.policy.fail(why))
 
     # What is heard from the starter.
 
     def _on_no_replicas(self, why: str) -> None:
         """Go on with as many as before, if there were any."""
         last = self.nodes.round
-        is_rescaling = last is not None and last.share != self.takeover.size
+        is_rescaling = last is not None and last.share != self.successors.size
         if last is None or (self.generation is None and not is_rescaling):
-            self._go_on(self.judge.fail(why))
+            # Nothing trains here, and there is no size before this one to go back to.
+            self._go_on(self.policy.fail(why))
             return
-        self.takeover.give_up()
+        self.successors.discard()
         why += f" The job goes on with {counted(last.share, 'replica')}"
         if is_rescaling and self._stop is not Stop.END:
-            self.takeover.size = last.share
+            self.successors.size = last.share
             self.reports.tell(why, is_over=True)
         else:
             self._console.event(why)
-        if self.generation is None and self._phase is not Phase.JUDGING:
-            self.takeover.prepare()
+        if self._is_between:  # What ran has ended meanwhile.
+            self.successors.prepare()
             self._join_round()

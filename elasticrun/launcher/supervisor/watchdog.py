@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from elasticrun.launcher import processes
 from elasticrun.launcher.event_loop import EventLoop, Timer
@@ -53,11 +52,11 @@ class HangClock:
         """Seconds in which one of the others comes to a collective or a boundary."""
         return max(_SHORTEST_NOTICING, _TIMES_USUAL_NOTICING * self._longest)
 
-    def note_gap(self, seconds: float) -> None:
+    def learn_gap(self, seconds: float) -> None:
         """Learn from the time between two boundaries of a loop."""
         self._longest = max(self._longest, seconds)
 
-    def note_hang(self) -> None:
+    def learn_hang(self) -> None:
         """Learn that this was too long, or that the patience was too short."""
         self._shortest *= 2
 
@@ -168,8 +167,7 @@ class Watchdog:
         """Let every replica print its stacks before it is killed.
 
         Args:
-            culprit: The one that hangs. If another one may save what was trained, only
-                this one is killed, and the others come to an end of themselves.
+            culprit: The one that hangs, if it is known.
         """
         generation = self._generation
         if generation is None or generation.is_killed or self.reason:
@@ -178,28 +176,29 @@ class Watchdog:
         self._say(f"{why}: printing the stacks, then ending the replicas")
         generation.dump_stacks()
         deadline = time.monotonic() + _MOST_STACKS_SECONDS
-        self._await_stacks(generation, culprit, deadline=deadline)
 
-    def _await_stacks(
-        self, generation: Generation, culprit: Member | None, *, deadline: float
-    ) -> None:
-        """Kill when the stacks are there; until then look again, up to the deadline."""
-        if not generation.has_dumped and time.monotonic() <= deadline:
-            look = partial(self._await_stacks, generation, culprit, deadline=deadline)
-            self._set_timer(_LOOK_SECONDS, look)
-            return
-        # What follows the first line comes with it, or in a moment; on other nodes the
-        # replicas must first hear of it, and lose none until then.
-        seconds = _STACKS_END_SECONDS if self._is_alone else _STACKS_ELSEWHERE_SECONDS
-        self._set_timer(seconds, partial(self._kill, generation, culprit))
+        def look() -> None:
+            # A replica that was suspended (SIGSTOP) never prints them.
+            if not generation.has_dumped and time.monotonic() <= deadline:
+                self._set_timer(_LOOK_SECONDS, look)
+                return
+            # What follows the first line comes with it, or in a moment; on other nodes
+            # the replicas must first hear of it, and lose none until then.
+            is_alone = self._is_alone
+            seconds = _STACKS_END_SECONDS if is_alone else _STACKS_ELSEWHERE_SECONDS
+            self._set_timer(seconds, kill)
 
-    def _kill(self, generation: Generation, culprit: Member | None) -> None:
-        has_others = any(each is not culprit for each in generation.running)
-        if culprit is not None and has_others and generation.may_rescue:
-            self._set_timer(self._grace, generation.kill)
-            processes.kill_groups([culprit.pid])
-        else:
-            generation.kill()
+        def kill() -> None:
+            has_others = any(each is not culprit for each in generation.running)
+            if culprit is not None and has_others and generation.may_rescue:
+                # Whoever may save what was trained does so once that one is gone, and
+                # comes to an end of itself.
+                self._set_timer(self._grace, generation.kill)
+                processes.kill_groups([culprit.pid])
+            else:
+                generation.kill()
+
+        look()
 
     def _tick(self, generation: Generation) -> None:
         if generation is not self._generation or generation.is_killed:
@@ -216,14 +215,14 @@ class Watchdog:
             silence = now - member.moved_at
             is_in_loop = bool(member.report.get("is_in_loop"))
             if self._hang.is_hung(silence, is_in_loop=is_in_loop):
-                self._hang.note_hang()
+                self._hang.learn_hang()
                 self._on_hang()
                 culprit = self._find_culprit(generation.running, silence)
                 why = self._explain_hang(culprit, silence)
                 self._dump_and_kill(why, culprit=culprit)
                 return
             if member.report.get("has_trained") and is_in_loop:
-                self._hang.note_gap(silence)
+                self._hang.learn_gap(silence)
 
     def _find_culprit(self, running: Sequence[Member], silence: float) -> Member | None:
         # The others may have fallen silent a moment later, when they began to wait.

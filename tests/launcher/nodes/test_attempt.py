@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from elasticrun.launcher.nodes.attempt import Attempt
+from elasticrun.launcher.endings import EndKind, Outcome
 from elasticrun.launcher.nodes.nodes import (
     END,
     JOIN,
     LEAVE,
     REASONS,
     SCALE,
+    Attempt,
     Offer,
 )
-from elasticrun.launcher.verdict import EndKind, Verdict
 
 OFFERS = [Offer(1, (10, 11), 0), Offer(3, (30, 31), 0)]
 
@@ -74,11 +74,11 @@ def test_a_stop_request_is_heard_once_and_gives_way_to_a_stronger_one() -> None:
     ("heard", "changes"),
     [
         (
-            told(node1={"ending": Verdict(EndKind.STOPPED).encode()}),
+            told(node1={"ending": Outcome(EndKind.STOPPED).encode()}),
             False,
         ),
         (
-            told(node1={"ending": Verdict(EndKind.LEFT).encode()}),
+            told(node1={"ending": Outcome(EndKind.LEFT).encode()}),
             True,
         ),
         (told(node1={"stop": {"kind": SCALE, "cause": ""}}), False),

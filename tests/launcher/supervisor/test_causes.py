@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticrun.launcher.supervisor.causes import (
+from elasticrun.launcher.endings import (
     Ending,
     Failure,
     describe,

@@ -15,7 +15,7 @@ from elasticrun.launcher.options import (
 )
 from elasticrun.launcher.supervisor.generation import Member
 from elasticrun.launcher.supervisor.watchdog import HangClock, find_hanging
-from elasticrun.launcher.terminal.log_files import (
+from elasticrun.launcher.terminal.output import (
     Log,
 )
 from elasticrun.replicas.wire import Channel
@@ -26,14 +26,14 @@ def test_it_learns_what_is_usual_and_looks_at_loops_only() -> None:
     assert not clock.is_hung(539, is_in_loop=True)
     assert clock.is_hung(541, is_in_loop=True)
     assert not clock.is_hung(10_000, is_in_loop=False)
-    clock.note_gap(100)
+    clock.learn_gap(100)
     assert not clock.is_hung(1999, is_in_loop=True)
     assert clock.is_hung(2001, is_in_loop=True)
 
 
 def test_it_is_more_patient_after_a_hang() -> None:
     clock = HangClock("auto")
-    clock.note_hang()
+    clock.learn_hang()
     assert clock.timeout == 1080
 
 

@@ -16,8 +16,8 @@ import pytest
 
 from elasticrun.launcher import processes
 from elasticrun.launcher.event_loop import EventLoop
-from elasticrun.launcher.supervisor.crashes import CrashHistory
 from elasticrun.launcher.supervisor.generation import Member
+from elasticrun.launcher.supervisor.restart_policy import CrashHistory
 from elasticrun.launcher.supervisor.status import JobStatus
 from elasticrun.launcher.terminal.status_table import render
 from tests.launcher.program import NUM_SAMPLES
@@ -75,8 +75,8 @@ def book_of(leaders: list[int], folder: Path, *, newest: int = 0) -> JobStatus:
         ),
         generation=SimpleNamespace(number=4, members=members, running=members),
         state="training",
-        takeover=SimpleNamespace(size=3),
         successors=SimpleNamespace(
+            size=3,
             spares=leaders[:1],  # As if the first one were another one.
             num_ready_spares=1,
         ),
@@ -84,7 +84,7 @@ def book_of(leaders: list[int], folder: Path, *, newest: int = 0) -> JobStatus:
         loop=EventLoop(),
         nodes=SimpleNamespace(round=None),
         crashes=CrashHistory(3, newest_at_start=newest),
-        judge=SimpleNamespace(started_at=0.0),
+        policy=SimpleNamespace(started_at=0.0),
     )
     return JobStatus(supervisor)
 

@@ -35,6 +35,9 @@ def test_scaling_loses_nothing_and_costs_no_restart(stage: Stage) -> None:
         fewer = scaled(job, 1, "test", held=1)
         assert fewer.returncode == 0, fewer.stderr
         job.wait_until_held(2, 1)
+        nonsense = job.ask("scale", 0)
+        assert nonsense.returncode == 4
+        assert "0 replicas: give a number from 1 up" in nonsense.stderr
         same = job.ask("scale", 1, job.pid)
         assert same.stdout == "the job has 1 replica already\n"
         status = job.status()
@@ -46,6 +49,7 @@ def test_scaling_loses_nothing_and_costs_no_restart(stage: Stage) -> None:
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
+@pytest.mark.wide
 def test_scaling_that_comes_before_training_is_not_lost(stage: Stage) -> None:
     holds = ["--hold", "0:9", "--hold", "1:19"]
     with running(stage, "--replicas", 1, "--", *holds) as job:
@@ -86,6 +90,7 @@ def test_scaling_does_not_wait_for_a_script_that_only_starts(stage: Stage) -> No
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
+@pytest.mark.wide
 def test_a_rescaling_that_could_not_save_is_no_crash(stage: Stage) -> None:
     options = ["--replicas", 1, "--max-restarts", 0, "--grace", 0.5, "--"]
     with running(stage, *options, "--hold", "0:9", "--hold", "1:9") as job:
@@ -96,17 +101,6 @@ def test_a_rescaling_that_could_not_save_is_no_crash(stage: Stage) -> None:
         assert job.status()["restarts"] == 0
         stage.mark("go-1")
         assert job.wait() == 0, job.events
-
-
-def test_bounds_are_kept(stage: Stage) -> None:
-    with running(stage, "--replicas", "1:2", "--", "--hold", "0:3") as job:
-        wait_until(lambda: stage.has("held-0-0"))
-        refused = job.ask("scale", 3)
-        assert refused.returncode == 4
-        assert "3 replicas: --replicas MIN:MAX allows this job 1 to 2" in refused.stderr
-        nonsense = job.ask("scale", 0)
-        assert nonsense.returncode == 4
-        assert "0 replicas: give a number from 1 up" in nonsense.stderr
 
 
 @pytest.mark.parametrize(
@@ -143,18 +137,6 @@ def test_a_last_save_that_failed_is_told(stage: Stage, request_: str) -> None:
     assert "No space left on device" in job.events
 
 
-def test_a_stop_that_saved_nothing_is_told_from_one_that_did(stage: Stage) -> None:
-    options = ["--replicas", 1, "--grace", 0.5, "--", "--hold", "0:9"]
-    with running(stage, *options) as job:
-        job.wait_until_held(0, 1)
-        answer = job.ask("stop")
-        assert answer.returncode == 4
-        assert answer.stdout == "saving and ending\n"
-        assert "stopped without a new checkpoint: no boundary came" in answer.stderr
-        assert job.wait() == 75
-
-
-# With `meddle`, which its reporter's thread calls with each report.
 MEDDLED = """
 import json, threading
 import elasticrun

@@ -17,10 +17,9 @@ from pathlib import Path
 import pytest
 
 from elasticrun.launcher import environment
-from elasticrun.launcher.terminal.console import Console
-from elasticrun.launcher.terminal.screen import (
+from elasticrun.launcher.terminal.console import (
+    Console,
     Screen,
-    StatusLineScreen,
     Stream,
     only_colours,
 )
@@ -103,17 +102,14 @@ class Terminal:
         return text.decode()
 
 
-def on_terminal(kind: type[Screen]) -> tuple[Screen, Terminal]:
+def on_terminal() -> tuple[Screen, Terminal]:
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
-    return kind(slave, slave), Terminal(master, slave)
+    return Screen(slave, slave), Terminal(master, slave)
 
 
-@pytest.mark.parametrize("kind", [Screen, StatusLineScreen])
-def test_a_terminal_gets_whole_paths_and_nothing_but_colours(
-    kind: type[Screen],
-) -> None:
-    screen, terminal = on_terminal(kind)
+def test_a_terminal_gets_whole_paths_and_nothing_but_colours() -> None:
+    screen, terminal = on_terminal()
     path = str(Path("/") / ("long" * 20))
     screen.event(f"[job] :smile: in {path}")
     screen.output("[0] \x1b[31mred\x1b[2J\x1b]0;title\x07\x07 not", is_error=False)
@@ -124,11 +120,8 @@ def test_a_terminal_gets_whole_paths_and_nothing_but_colours(
     assert "title" not in text
 
 
-@pytest.mark.parametrize("kind", [Screen, StatusLineScreen])
-def test_ranks_have_colours_on_a_terminal_only(
-    kind: type[Screen], tmp_path: Path
-) -> None:
-    screen, terminal = on_terminal(kind)
+def test_ranks_have_colours_on_a_terminal_only(tmp_path: Path) -> None:
+    screen, terminal = on_terminal()
     screen._has_colours = True
     with (tmp_path / "file").open("wb") as file:
         screen._out = Stream(file.fileno())
@@ -150,7 +143,7 @@ def test_who_wants_no_colours_says_so(
 
 
 def test_the_line_that_lives_fits_the_terminal() -> None:
-    screen, terminal = on_terminal(StatusLineScreen)
+    screen, terminal = on_terminal()
     screen.show_status("y" * 200)
     screen.close()
     text = terminal.close()
@@ -159,14 +152,14 @@ def test_the_line_that_lives_fits_the_terminal() -> None:
 
 
 def test_the_line_that_lives_does_nothing_else_to_a_terminal() -> None:
-    screen, terminal = on_terminal(StatusLineScreen)
+    screen, terminal = on_terminal()
     screen.show_status("job \x1b]0;title\x07at epoch 1")
     screen.close()
     assert "job at epoch 1" in terminal.close()
 
 
 def test_the_line_that_lives_stays_below_what_is_written() -> None:
-    screen, terminal = on_terminal(StatusLineScreen)
+    screen, terminal = on_terminal()
     screen.show_status("first")
     screen.output("[0] a line", is_error=False)
     screen.show_status("and")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from elasticrun.launcher.terminal import log_files
-from elasticrun.launcher.terminal.log_files import Log, LogReader, find_logs, log_path
-from elasticrun.launcher.terminal.logs import Choice, show_logs
+from elasticrun.__main__ import main
+from elasticrun.launcher.terminal import output
+from elasticrun.launcher.terminal.output import Log, LogReader, find_logs, log_path
 
 
 def test_a_log_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
@@ -64,28 +64,32 @@ def test_logs_are_appended_and_found_in_order(tmp_path: Path) -> None:
     assert found[2][3].read_bytes() == b"line\nline\n"
 
 
-def shown(folder: Path, choice: Choice) -> list[int]:
-    lines: list[str] = []
-    show_logs(folder, choice, write=lines.append)
-    return [int(line.split()[-1]) for line in lines]
-
-
-def test_lines_are_chosen_by_generation_rank_and_number(tmp_path: Path) -> None:
+def test_lines_are_chosen_by_generation_rank_and_number(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "no-sockets"))
     for generation, rank in ((1, 0), (2, 0), (2, 1)):
         log = Log(log_path(tmp_path, generation=generation, rank=rank), pytest.fail)
         for number in range(3):
             log.write(b"line %d\n" % (100 * generation + 10 * rank + number))
         log.close()
-    assert shown(tmp_path, Choice()) == [200, 201, 202, 210, 211, 212]
-    assert shown(tmp_path, Choice(generation=1)) == [100, 101, 102]
-    assert shown(tmp_path, Choice(rank=1, tail=2)) == [211, 212]
-    assert shown(tmp_path, Choice(rank=1, tail=0)) == []
+    for options, numbers in (
+        ("", [200, 201, 202, 210, 211, 212]),
+        ("--generation 1", [100, 101, 102]),
+        ("--rank 1 --tail 2", [211, 212]),
+        ("--rank 1 --tail 0", []),
+    ):
+        assert main(["logs", str(tmp_path), *options.split()]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [int(line.split()[-1]) for line in lines] == numbers
 
 
 def test_a_log_is_bounded_and_read_over_the_border(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_files, "MOST_BYTES", 100)
+    monkeypatch.setattr(output, "MOST_BYTES", 100)
     path = tmp_path / "rank-0.log"
     log = Log(path, pytest.fail)
     log.write(b"line 0\n")

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from elasticrun.errors import STOP_CODES, ElasticRunError
+from elasticrun.launcher.control.jobs import JobConnection, JobError, find_job
 from elasticrun.launcher.interpreter import command
 from elasticrun.launcher.replica.functions import read_results, save_function
-from elasticrun.launcher.talk.client import JobConnection, JobError, find_job
 
 _LAST_LINES = 40
 _FIND_SECONDS = 30.0
 _LAST = "Its last lines:\n"
+_LOGS = "logs"  # Beside temporary checkpoints, so that they alone can stay.
 
 
 class LaunchedJob:
@@ -109,12 +110,16 @@ class LaunchedJob:
 
     def _explain(self, code: int) -> str:
         """Return how the job ended, for people; remove what nobody needs after that."""
-        logs = self._folder / "checkpoints" / "logs"
+        logs = self._folder / _LOGS
         is_failed = code not in STOP_CODES
         if is_failed and self._is_temporary and logs.exists():
             if self._leave.detach() is not None:
                 os.close(self._lifeline)
-                _remove_all_but(logs, self._folder)
+                for path in {*self._folder.iterdir()} - {logs}:
+                    if path.is_dir():
+                        shutil.rmtree(path, ignore_errors=True)
+                    else:
+                        path.unlink()
             return f"the job failed (exit code {code}; logs in {logs}). {_LAST}"
         self._leave()
         if is_failed:
@@ -202,7 +207,7 @@ def launch(
         "--hang-timeout": hang_timeout,
         "--start": start,
         "--name": name or getattr(function, "__name__", "function"),
-        "--log-dir": log_dir,
+        "--log-dir": log_dir or (None if checkpoint_dir else folder / _LOGS),
         "--lifeline": reader,
     }
     process = _start(folder, options, fresh=fresh, lifeline=reader)
@@ -267,14 +272,3 @@ def _leave(
         process.kill()  # What it would save is removed.
         process.wait()
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove_all_but(kept: Path, folder: Path) -> None:
-    """Remove what is in a folder, except `kept` and the folders above it."""
-    for path in folder.iterdir():
-        if path in kept.parents:
-            _remove_all_but(kept, path)
-        elif path.is_dir() and path != kept:
-            shutil.rmtree(path, ignore_errors=True)
-        elif path != kept:
-            path.unlink(missing_ok=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 from elasticrun.errors import STOPPED, counted
+from elasticrun.launcher.control import sockets
 from elasticrun.launcher.options import OptionError
 from elasticrun.launcher.stop_signals import StopSignals
 from elasticrun.launcher.supervisor.generation import Generation
 from elasticrun.launcher.supervisor.status import JobStatus
 from elasticrun.launcher.supervisor.supervisor import Supervisor
-from elasticrun.launcher.talk import sockets
 from elasticrun.replicas.wire import Channel, Message, WireError
 
 _MAX_REQUEST = 1 << 14
@@ -28,12 +28,12 @@ class Server:
         self,
         control: sockets.ControlSocket,
         supervisor: Supervisor,
-        book: JobStatus,
+        status: JobStatus,
         stops: StopSignals,
     ) -> None:
         self._control = control
         self._supervisor = supervisor
-        self._book = book
+        self._job_status = status
         self._stops = stops
         self._callers: list[Channel] = []
         self._waiting: list[tuple[Channel, int]] = []
@@ -80,7 +80,7 @@ class Server:
     def _answer(self, request: Message, channel: Channel) -> Message:
         kind = request.get("type")
         if kind == "status":
-            return self._book.status()
+            return self._job_status.status()
         if kind == "stop":
             return self._stop(channel, is_now=request.get("is_now") is True)
         if kind == "leave":
@@ -130,7 +130,7 @@ class Server:
 
     def _dismiss_overruled(self) -> None:
         """Answer callers whose `scale` was overruled by another one."""
-        size = self._supervisor.takeover.size
+        size = self._supervisor.successors.size
         for channel, asked in self._waiting:
             if asked != size:
                 error = (

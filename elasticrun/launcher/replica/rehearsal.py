@@ -1,28 +1,132 @@
-"""The modules of a replica: those of its program, and those of installed packages."""
+"""What a successor does before its generation: it imports ahead, and pauses."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import math
 import os
 import sys
+import threading
 import zlib
+from collections.abc import Callable, Collection
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from itertools import takewhile
 from types import FrameType, ModuleType
 from typing import Any
 
 from elasticrun import errors
 from elasticrun.errors import is_of_program
-from elasticrun.launcher import environment
+from elasticrun.launcher import environment, processes
+from elasticrun.replicas.environment import torchrun_variables
 from elasticrun.replicas.process_end import freeze_modules
-from elasticrun.replicas.wire import Message
+from elasticrun.replicas.wire import Channel, Message
 
+_OF_THE_JOB = frozenset(
+    [*torchrun_variables(rank=0, world_size=1, port=0), "ELASTICRUN_CHECKPOINT_DIR"]
+)
 _OWN = os.path.dirname(errors.__file__) + os.sep
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _MOST_MODULES = 8_000  # A message holds no more than a MiB.
 _OF_OPTIMIZERS = "torch._dynamo"
-_WITHOUT_FILES = ("mp_main__", "cython_")  # Those that Cython makes for itself.
+_WITHOUT_FILES = ("mp_main__", "cython_")  # Cython makes such modules.
+
+
+class Rehearsal:
+    """Pauses the program where it first asks which replica it is.
+
+    Whatever needs the job asks for the rank first, and so do process groups: all of
+    them look into its variables. Before GPUs are used it waits as well, since the other
+    generation has them. Processes that the program starts meanwhile find the variables
+    as the order has them, and do not wait.
+
+    Args:
+        take_up: Called in the reporter's thread with what the launcher says when the
+            generation begins, before the program goes on.
+    """
+
+    def __init__(
+        self, order: Message, channel: Channel, take_up: Callable[[Message], None]
+    ) -> None:
+        self._order = order
+        self._channel = channel
+        self._take_up = take_up
+        self._pid = os.getpid()
+        self._is_over = threading.Event()
+        self._is_over.set()
+        self._ending_thread = 0
+        self._meanwhile = contextlib.ExitStack()
+        self._awaited: Collection[str] = ()
+
+    def begin(self) -> None:
+        """Pause what is imported ahead where it needs what is still unknown."""
+        self._is_over.clear()
+        self._awaited = self._order["unknown"]
+        self._meanwhile.enter_context(processes.yielding_memory())
+        self._meanwhile.enter_context(
+            environment.noticing_reads(_OF_THE_JOB, self._on_read)
+        )
+        if "torch" in sys.modules:
+            self._wait_before_gpus()
+        else:  # A new interpreter, whose program may set variables before it imports.
+            sys.meta_path.insert(0, _Imports("torch", self._wait_before_gpus))
+
+    def _wait_before_gpus(self) -> None:
+        torch: Any = sys.modules["torch"]
+        if torch.version.cuda or torch.version.hip:
+            torch.cuda._lazy_call(self.wait)
+
+    def begin_program(self) -> None:
+        """Pause the program, too, from now on."""
+        self._awaited = _OF_THE_JOB
+
+    def _on_read(self, name: str) -> None:
+        if name in self._awaited:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the other generation has ended; from any thread."""
+        is_ending = threading.get_ident() == self._ending_thread
+        if not self._is_over.is_set() and os.getpid() == self._pid and not is_ending:
+            # What is imported here may ask, too, and must not wait.
+            awaited, self._awaited = self._awaited, ()
+            if self._order["runs_ahead"] and not self._order["unknown"]:
+                import_what_optimizers_need(self._order)
+            self._channel.send({"type": "waiting"})
+            self._awaited = awaited
+            self._is_over.wait()
+
+    def end(self, begun: Message) -> None:
+        """Let the program go on: its generation has begun."""
+        self._ending_thread = threading.get_ident()
+        self._take_up(begun)
+        self._meanwhile.close()
+        self._is_over.set()
+
+
+class _Imports(MetaPathFinder):
+    """Calls once a module has been imported."""
+
+    def __init__(self, name: str, call: Callable[[], None]) -> None:
+        self._name = name
+        self._call = call
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_call(module: ModuleType) -> None:
+                execute(module)
+                self._call()
+
+            spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
+        return spec
 
 
 def modules_of_program(*, after: str) -> dict[str, ModuleType]:
@@ -56,9 +160,9 @@ class ProgramImports:
         # With the newest module of then. What an installed package sets while it is
         # imported, it sets wherever it is.
         self._written: list[tuple[str, str, str | None]] = []
-        environment.notice_writes(self._note)
+        environment.notice_writes(self._on_write)
 
-    def _note(self, name: str, value: str | None) -> None:
+    def _on_write(self, name: str, value: str | None) -> None:
         frame: FrameType | None = sys._getframe(2)  # Behind the function that calls it.
         while frame is not None and not _is_importing(frame):
             if frame.f_code.co_filename.startswith(_OWN):
@@ -118,7 +222,7 @@ def import_ahead(order: Message) -> None:
     for number, (name, _) in enumerate(told["modules"]):
         while next_change[0] <= number:
             variables[next_change[1]] = next_change[2]
-            environment.apply_changes({next_change[1]: next_change[2]}, but=())
+            environment.apply_changes({next_change[1]: next_change[2]})
             next_change = next(changes)
         with contextlib.suppress(BaseException):  # The program will say it.
             importlib.import_module(name)
@@ -128,7 +232,8 @@ def import_ahead(order: Message) -> None:
     now = environment.variables()
     changed = {name for name in variables if now.get(name) != variables[name]}
     before = {name: start.get(name) for name in variables}
-    environment.apply_changes(before, but=changed)  # Those an import has changed.
+    # What an import has changed stays: the program would find it so, too.
+    environment.apply_changes(before, but=changed)
     freeze_modules()
 
 
@@ -159,6 +264,7 @@ def _draws() -> tuple[object, ...]:
 
 
 def _is_elsewhere(told: tuple[str, int]) -> bool:
+    """Return whether a module has come from another file than in the other replica."""
     name, checksum = told
     origin = _origin(sys.modules.get(name))
     return bool(origin) and zlib.crc32(origin.encode()) != checksum

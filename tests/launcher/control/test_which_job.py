@@ -19,8 +19,8 @@ from tests.support.stage import Stage, freeze
 IMPATIENT = """
 import sys
 from elasticrun.__main__ import main
-from elasticrun.launcher.talk import client
-client._ANSWER_SECONDS = 0.2
+from elasticrun.launcher.control import jobs
+jobs._ANSWER_SECONDS = 0.2
 sys.exit(main())
 """
 
@@ -65,9 +65,8 @@ def test_a_job_of_another_directory_must_be_named(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", ["here", "name", "directory"])
 def test_a_launcher_that_does_not_answer_is_found_and_stopped_by_a_signal(
-    stage: Stage, by: str, tmp_path_factory: pytest.TempPathFactory
+    stage: Stage, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Nothing of it runs, so only what it has written and locked tells its names."""
     script = stage.root / "script.py"
@@ -77,27 +76,21 @@ def test_a_launcher_that_does_not_answer_is_found_and_stopped_by_a_signal(
     with running(stage, *options, script=script) as job:
         job.wait_until_said("started")
         freeze(job.pid)
-        folder = stage.root if by == "here" else elsewhere
-        words: dict[str, list[object]] = {
-            "here": [],
-            "name": ["digits"],
-            "directory": [stage.checkpoints],
-        }
-        named = words[by]
-        ask = partial(
-            from_elsewhere, stage, folder, command=[sys.executable, "-c", IMPATIENT]
-        )
+        ask = partial(from_elsewhere, stage, command=[sys.executable, "-c", IMPATIENT])
         title = f"digits ({job.pid}) in {stage.checkpoints}"
-        if by == "directory":
-            for command in (["status"], ["scale", 2], ["status", "--scaling"]):
-                shown = ask(*command, *named)
-                assert f"{title} does not answer (suspended" in shown.stderr
-                assert (shown.returncode, shown.stdout) == (4, "")
-        if by == "name":
-            other = ask("stop", "letters")
-            assert other.returncode == 3
-            assert "no job 'letters' of this user is running\n" in other.stderr
-        stopped = ask("stop", *named)
+        for folder, *words in (
+            (stage.root, "scale", 2),
+            (elsewhere, "scale", 2, "digits"),
+            (elsewhere, "status", stage.checkpoints),
+            (elsewhere, "status", "--scaling", stage.checkpoints),
+        ):
+            shown = ask(folder, *words)
+            assert f"{title} does not answer (suspended" in shown.stderr
+            assert (shown.returncode, shown.stdout) == (4, "")
+        other = ask(elsewhere, "stop", "letters")
+        assert other.returncode == 3
+        assert "no job 'letters' of this user is running\n" in other.stderr
+        stopped = ask(elsewhere, "stop", stage.checkpoints)
         assert stopped.returncode == 0
         assert title in stopped.stderr
         assert "it does not answer, so it was sent SIGTERM" in stopped.stdout

@@ -18,6 +18,7 @@ from tests.launcher.running import (
     temporary,
 )
 from tests.support.stage import Stage, wait_until
+from tests.support.variants import in_wide
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +59,7 @@ def test_two_jobs_of_one_name_are_told_apart(stage: Stage) -> None:
         assert first.process.poll() is None
 
 
-@pytest.mark.parametrize("problem", ["mode 755", "a link"])
+@pytest.mark.parametrize("problem", ["mode 755", *in_wide("a link")])
 def test_a_place_without_sockets_is_refused_before_anything_starts(
     stage: Stage, problem: str
 ) -> None:

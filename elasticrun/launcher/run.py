@@ -6,22 +6,22 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from elasticrun.errors import STOP_CODES, STOPPED
 from elasticrun.launcher import directory, processes
+from elasticrun.launcher.control import sockets
+from elasticrun.launcher.control.server import Server
 from elasticrun.launcher.directory import check_meeting_place, locked, make_usable
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.events import EventKeeper
 from elasticrun.launcher.linting import Linting
 from elasticrun.launcher.options import Options
 from elasticrun.launcher.stop_signals import StopSignals, signals_as_bytes
-from elasticrun.launcher.supervisor.server import Server
 from elasticrun.launcher.supervisor.status import JobStatus
 from elasticrun.launcher.supervisor.supervisor import Supervisor
-from elasticrun.launcher.talk import sockets
 from elasticrun.launcher.terminal.console import Console, open_console
 from elasticrun.replicas.open_files import raise_limit_of_open_files
 
@@ -40,6 +40,8 @@ def run_job(options: Options) -> int:
         directory.check_reachable(options.checkpoint_dir)
         if _is_finished(options, console):
             return 0
+        # What comes last is closed first: who waits for the end is answered before the
+        # processes are ended, and another job is kept out until they are.
         with ExitStack() as stack:
             stop_signals = options.settings.stop_signals
             wakeups = stack.enter_context(signals_as_bytes(stop_signals))
@@ -57,18 +59,17 @@ def run_job(options: Options) -> int:
             stack.callback(keeper.close)
             stack.callback(supervisor.close)
             _say_where(options, console)
-            book = JobStatus(supervisor)
+            status = JobStatus(supervisor)
             stops = StopSignals(supervisor.stop, stop_signals)
-            stack.callback(Server(control, supervisor, book, stops).close)
+            stack.callback(Server(control, supervisor, status, stops).close)
             loop.watch(wakeups, lambda: stops.read(wakeups))
             if options.lifeline is not None:
-                loop.watch(
-                    options.lifeline, _on_lifeline(loop, stops, options.lifeline)
-                )
+                on_end = partial(_on_lifeline, loop, stops, options.lifeline)
+                loop.watch(options.lifeline, on_end)
             if options.notice is not None:
                 notices = _look_for_notices(options.notice, supervisor, console, stops)
                 stack.callback(notices.close)
-            _keep_status_line(loop, console, book)
+            _keep_status_line(loop, console, status)
             script = options.program.file if options.is_linted else None
             linting = Linting(script, console, loop)
             stack.callback(linting.close)
@@ -77,7 +78,7 @@ def run_job(options: Options) -> int:
                 loop.run_once()
             if supervisor.exit_code not in STOP_CODES:  # A stop waits for nothing.
                 linting.finish(wakeups)
-            console.note("end", console.last_event, code=supervisor.exit_code)
+            console.record("end", console.last_event, code=supervisor.exit_code)
             return supervisor.exit_code
 
 
@@ -129,14 +130,10 @@ def _say_where(options: Options, console: Console) -> None:
     )
 
 
-def _on_lifeline(
-    loop: EventLoop, stops: StopSignals, lifeline: int
-) -> Callable[[], None]:
-    def on_end() -> None:
-        loop.forget(lifeline)
-        stops.take_end_of_parent(now=time.monotonic())
-
-    return on_end
+def _on_lifeline(loop: EventLoop, stops: StopSignals, lifeline: int) -> None:
+    """Stop: the process that started this one has ended."""
+    loop.forget(lifeline)
+    stops.take_end_of_parent(now=time.monotonic())
 
 
 def _look_for_notices(
@@ -154,12 +151,12 @@ def _look_for_notices(
     return Notices(source, loop, on_notice=on_notice, say=say)
 
 
-def _keep_status_line(loop: EventLoop, console: Console, book: JobStatus) -> None:
+def _keep_status_line(loop: EventLoop, console: Console, status: JobStatus) -> None:
     if not console.has_status_line:
         return
 
     def show() -> None:
-        console.show_status(book.status_line())
+        console.show_status(status.status_line())
         loop.call_later(_STATUS_SECONDS, show)
 
     show()

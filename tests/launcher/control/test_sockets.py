@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticrun.launcher.talk import sockets
+from elasticrun.launcher.control import sockets
 
 
 @pytest.fixture

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
+from elasticrun.launcher.control import server, sockets
+from elasticrun.launcher.control.server import Server
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.stop_signals import StopSignals
-from elasticrun.launcher.supervisor import server
-from elasticrun.launcher.supervisor.server import Server
-from elasticrun.launcher.talk import sockets
 from elasticrun.replicas.wire import Channel, Message
 
 
@@ -26,6 +25,9 @@ class Launcher:
         supervisor: Any = SimpleNamespace(
             loop=self.loop,
             reports=SimpleNamespace(on_ready=[], on_message=[]),
+            exit_code=None,
+            problem="stopped without a new checkpoint",
+            stop=lambda *_, **__: None,
         )
         book: Any = self
         stops = StopSignals(lambda cause, code: None)
@@ -72,3 +74,16 @@ def test_a_caller_that_does_not_read_is_hung_up_on(
     launcher.turn(1)
     assert launcher.server._callers == []
     caller.close()
+
+
+def test_a_stop_that_saved_nothing_is_told_from_one_that_did(
+    launcher: Launcher,
+) -> None:
+    caller = call()
+    caller.send({"type": "stop"})
+    launcher.turn(2)
+    assert caller.receive_one() == {"text": "saving and ending"}
+    launcher.server.close()
+    assert caller.receive_one() == {"error": "stopped without a new checkpoint"}
+    caller.close()
+    launcher.turn(1)

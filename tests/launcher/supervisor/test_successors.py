@@ -15,11 +15,11 @@ from elasticrun.launcher import processes
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks.waiting import WaitingReplica
 from elasticrun.launcher.options import NodeSettings, Options, Program, Replicas
-from elasticrun.launcher.supervisor import takeover
-from elasticrun.launcher.supervisor.crashes import CrashHistory
+from elasticrun.launcher.supervisor import successors
 from elasticrun.launcher.supervisor.generation import NO_IMPORTS
 from elasticrun.launcher.supervisor.replica_reports import ReplicaReports
-from elasticrun.launcher.supervisor.takeover import Takeover
+from elasticrun.launcher.supervisor.restart_policy import CrashHistory
+from elasticrun.launcher.supervisor.successors import Successors
 from elasticrun.replicas.wire import Channel
 
 PROGRAM = Program("script", "train.py", (), ())
@@ -51,7 +51,7 @@ class Stage:
             note_running=lambda pids: None,
         )
         self.stops: list[str] = []  # Of the generation that runs.
-        self.takeover = Takeover(
+        self.successors = Successors(
             options,
             self.loop,
             starter=starter,
@@ -74,7 +74,7 @@ class Stage:
             num_shares=None,
             started_at=0.0,
         )
-        self.takeover.begin(self.generation)
+        self.successors.beside = self.generation
 
     def train(self) -> None:
         """Let the generation train for a while."""
@@ -111,7 +111,7 @@ class Stage:
         self.loop.run_once()
 
     def close(self) -> None:
-        self.takeover.successors.take_back()
+        self.successors.take_back()
         for end in self.ends:
             end.close()
         for writer in self.writers:
@@ -123,7 +123,7 @@ Open = Callable[..., Stage]
 
 @pytest.fixture
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    monkeypatch.setattr(takeover, "_CALM_SECONDS", 0.0)
+    monkeypatch.setattr(successors, "_CALM_SECONDS", 0.0)
     stages: list[Stage] = []
 
     def open_(**given: Any) -> Stage:
@@ -137,9 +137,9 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
 
 def test_what_runs_gives_way_once_the_successors_wait(opened: Open) -> None:
     stage = opened()
-    text = stage.takeover.scale(3, stage.generation)
+    text = stage.successors.scale(3, stage.generation)
     assert text == "rescaling from 2 to 3 replicas"
-    assert stage.takeover.is_preparing
+    assert stage.successors.is_rescaling
     stage.fork()
     assert stage.stops == []
     stage.wait()
@@ -151,42 +151,71 @@ def test_what_runs_gives_way_to_successors_that_cannot_run_beside_it(
 ) -> None:
     stage = opened()
     stage.generation.has_job = False
-    stage.takeover.scale(3, stage.generation)
+    stage.successors.scale(3, stage.generation)
     stage.fork()
     assert len(stage.stops) == 1
 
 
 def test_a_rescaling_taken_back_leaves_no_successor(opened: Open) -> None:
     stage = opened()
-    stage.takeover.scale(3, stage.generation)
+    stage.successors.scale(3, stage.generation)
     stage.fork()
-    text = stage.takeover.scale(2, stage.generation)
+    text = stage.successors.scale(2, stage.generation)
     assert text == "staying at 2 replicas, not 3"
-    assert (stage.takeover.size, stage.takeover.is_preparing) == (2, False)
-    assert stage.takeover.successors.pids == set()
+    assert (stage.successors.size, stage.successors.is_rescaling) == (2, False)
+    assert stage.successors.pids == set()
+
+
+def test_those_that_nobody_needs_any_more_are_not_kept_once_they_are_forked(
+    opened: Open,
+) -> None:
+    """By a rescaling that is taken back, by another size, and by a stop."""
+    stage = opened()
+    stage.successors.scale(3, stage.generation)
+    assert stage.successors.scale(2, stage.generation).startswith("staying at 2")
+    stage.fork()
+    stage.successors.scale(4, stage.generation)
+    stage.successors.scale(3, stage.generation)
+    last = stage.asked.pop()
+    stage.fork()
+    assert stage.successors.pids == set()
+    stage.asked.append(last)
+    stage.successors.discard()
+    stage.fork()
+    assert (stage.successors.pids, stage.stops) == (set(), [])
+
+
+def test_a_crash_before_they_wait_is_followed_by_them(opened: Open) -> None:
+    stage = opened()
+    stage.successors.scale(3, stage.generation)
+    stage.generation.running = []
+    stage.successors.beside = None
+    stage.fork()
+    assert (stage.successors.is_requested, stage.stops) == (True, [])
+    assert len(stage.successors.offer()) == 3
 
 
 def test_what_runs_goes_on_when_a_successor_fails(opened: Open) -> None:
     stage = opened()
     told: list[tuple[str, bool]] = []
     stage.reports.on_message.append(lambda *what: told.append(what))
-    stage.takeover.scale(3, stage.generation)
+    stage.successors.scale(3, stage.generation)
     stage.fork()
     stage.fail()
-    assert (stage.takeover.size, stage.takeover.is_preparing) == (2, False)
+    assert (stage.successors.size, stage.successors.is_rescaling) == (2, False)
     text = (
         "a new replica failed, so the running ones go on; the next rescaling stops "
         "them first. It was local rank 0: no such file"
     )
     assert (told, stage.said[-1]) == ([(text, True)], text)
-    stage.takeover.scale(3, stage.generation)
+    stage.successors.scale(3, stage.generation)
     stage.fork()  # Not beside what runs any more.
     assert len(stage.stops) == 1
 
 
 def test_among_nodes_what_runs_gives_way_at_once(opened: Open) -> None:
     stage = opened(nodes=NodeSettings(1, 2, "localhost", 29400))
-    text = stage.takeover.scale(3, stage.generation)
+    text = stage.successors.scale(3, stage.generation)
     assert stage.stops == [text]
 
 
@@ -198,23 +227,40 @@ def test_spares_become_successors_of_a_crash_and_not_of_a_rescaling(
     stage.train()
     stage.fork()
     stage.wait()
-    successors = stage.takeover.successors
-    pids = successors.spares
-    assert (len(pids), successors.num_ready_spares) == (2, 2)
+    pids = stage.successors.spares
+    assert (len(pids), stage.successors.num_ready_spares) == (2, 2)
     assert stage.stops == []  # Nobody waits for them.
-    stage.takeover.end()
-    stage.takeover.prepare()
-    assert (successors.is_requested, stage.asked) == (True, [])
-    assert [each.pid for each in successors.offer()] == pids
+    stage.successors.beside = None
+    stage.successors.prepare()
+    assert (stage.successors.is_requested, stage.asked) == (True, [])
+    assert [each.pid for each in stage.successors.offer()] == pids
+
+
+def test_a_script_that_cannot_run_beside_itself_has_no_spares(opened: Open) -> None:
+    """One that was killed while it waited has others in its place."""
+    stage = opened(spares="prepared")
+    stage.train()
+    stage.fork()
+    stage.wait()
+    stage.ends.pop(0).close()
+    stage.loop.run_once()
+    assert stage.said[-1].startswith("a spare failed; others take their place. It was")
+    stage.ends.pop().close()
+    stage.fork()
+    stage.fail()
+    assert stage.said[-1] == (
+        "a spare failed; there are no more. It was local rank 0: no such file"
+    )
+    assert (stage.asked, stage.successors.spares) == ([], [])
 
 
 def test_nobody_waits_for_a_spare_whose_imports_have_no_end(opened: Open) -> None:
     stage = opened()
     stage.train()
     stage.fork()
-    assert stage.takeover.successors.num_ready_spares == 0
-    stage.takeover.end()
-    stage.takeover.prepare()
+    assert stage.successors.num_ready_spares == 0
+    stage.successors.beside = None
+    stage.successors.prepare()
     assert [size for size, _ in stage.asked] == [2]  # Others are forked.
 
 
@@ -225,8 +271,12 @@ def test_spares_that_only_import_end_in_silence(opened: Open) -> None:
     stage.fork()
     stage.ends[0].close()
     stage.loop.run_once()
-    assert (stage.takeover.successors.spares, stage.asked, stage.said) == ([], [], [])
-    assert stage.takeover.successors.may_rehearse
+    assert (stage.successors.spares, stage.asked, stage.said) == ([], [], [])
+    stage.ends.pop().close()
+    stage.ends.pop()
+    stage.successors.scale(3, stage.generation)
+    stage.fork()
+    assert stage.stops == []  # It goes on until they wait.
 
 
 @pytest.mark.parametrize(
