@@ -252,6 +252,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
                 "drop_last": drop_last,
                 "order": self._order.checksum,
             },
+            contents=dataset.contents if isinstance(dataset, InLanes) else (),
             made={
                 "even_batches": self.shares.is_padded,
                 "seed_each": seed_each,

@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset
 from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.data.order.lanes import dealt
 from elasticrun.data.order.permutation import Permutation
+from elasticrun.data.streams.index import Contents
 from elasticrun.data.streams.iterables import streams_of
 from elasticrun.data.streams.learned import LearnedLengths
 from elasticrun.data.streams.streams import Streams
@@ -96,6 +97,10 @@ class Endless(Streams):
     @property
     def beginning(self) -> str:
         return self._streams.beginning
+
+    @property
+    def contents(self) -> Contents:
+        return self._streams.contents
 
     def place(self, index: int) -> tuple[str, int]:
         """Return the stream and the number; of what is not known here, the lane's."""

@@ -151,6 +151,8 @@ class Iterated(_Given):
         with contextlib.suppress(TypeError):  # Torch's ChainDataset has a len without.
             length = [len(dataset)]
         super().__init__(dataset, [type(dataset).__name__], lengths=length)
+        if length is not None:
+            self._given_by = "its __len__"
         self._start = None  # What it says of its place, if that is in itself.
         if hasattr(dataset, "state_dict") and self._has_own_place(iter(dataset)):
             self._start = copy.deepcopy(dataset.state_dict())

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from elasticrun.data.streams.index import Scan, Stream, read_scan, stamp_of, write_scan
-from elasticrun.data.streams.streams import Streams, directory_of
+from elasticrun.data.streams.index import Index, Scan, stamp_of
+from elasticrun.data.streams.streams import Streams, index_in
 
 
 class LearnedLengths:
@@ -27,10 +27,9 @@ class LearnedLengths:
         self.begun: set[int] = set()
         self._lengths: dict[int, int] = {}
         kind = name or streams.kind
-        self._kept_as = f"Endless {kind}"
-        self._kept_in = (
-            None if kind is None else directory_of(streams.options()["index"])
-        )
+        self._index: Index | None = None
+        if kind is not None:
+            self._index = index_in(streams.options()["index"], f"Endless {kind}")
 
     def read(self, order: list[int], first: int) -> Generator[Any, None, int]:
         """Yield the samples of streams, from a number on; return how many they have."""
@@ -53,17 +52,17 @@ class LearnedLengths:
 
     def length(self, stream: int) -> int | None:
         """Return how long a stream is, if a replica has ever come to its end."""
-        if stream not in self._lengths and self._kept_in is not None:
-            kept = read_scan(self._kept_in, self._as_kept(stream))
+        if stream not in self._lengths and self._index is not None:
+            kept = self._index.find(*self._key(stream))
             if kept is not None:
                 self._lengths[stream] = kept.length
         return self._lengths.get(stream)
 
     def _learn(self, stream: int, length: int) -> None:
-        if stream not in self._lengths and self._kept_in is not None:
-            write_scan(self._kept_in, self._as_kept(stream), Scan(length))
+        if stream not in self._lengths and self._index is not None:
+            self._index.add(*self._key(stream), Scan(length))
         self._lengths[stream] = length
 
-    def _as_kept(self, stream: int) -> Stream:
+    def _key(self, stream: int) -> tuple[str, str]:
         name = self._streams.names[stream]
-        return Stream(self._kept_as, name, stamp_of(name))
+        return name, stamp_of(name)

@@ -114,12 +114,12 @@ class Packed(Streams):
         tokens: list[Any] = []  # Pieces of the sequence that is being filled.
         documents: list[Any] = []
         missing = self._length
-        for at, whole in self._documents(stream, int(document)):
+        for _, whole in self._documents(stream, int(document)):
             piece = whole[left_out:]
             left_out = max(left_out - len(whole), 0)
             while len(piece):
                 tokens.append(piece[:missing])
-                documents.append(np.full(len(tokens[-1]), at))
+                documents.append(np.full(len(tokens[-1]), len(documents)))
                 piece = piece[missing:]
                 missing -= len(tokens[-1])
                 if missing == 0:
@@ -146,10 +146,7 @@ class Packed(Streams):
             yield number, tokens
 
     def _sequence(self, tokens: list[Any], documents: list[Any]) -> dict[str, Tensor]:
-        numbers = np.concatenate(documents)
-        is_own = numbers != NO_DOCUMENT
-        numbers[is_own] -= numbers[0]
         return {
             "tokens": torch.from_numpy(np.concatenate(tokens)),
-            "documents": torch.from_numpy(numbers),
+            "documents": torch.from_numpy(np.concatenate(documents)),
         }

@@ -147,6 +147,7 @@ def _delivered_full(
         strict=True,
     ):
         found = [taken[place][2] for place in run]
+        loop.num_passed = at % size
         loop.current = MicroBatch(
             at // size, [index for index, _ in found], share.part, run
         )

@@ -17,6 +17,7 @@ from elasticrun.checkpoint.states.generators import (
 from elasticrun.data.order.batches import MAX_INDEX
 from elasticrun.data.order.lanes import Slots, window_in_lane
 from elasticrun.data.order.permutation import Permutation
+from elasticrun.data.streams.index import Contents
 from elasticrun.data.streams.iterables import streams_of
 from elasticrun.data.streams.learned import LearnedLengths
 from elasticrun.data.streams.stream_reader import StreamReader
@@ -92,6 +93,10 @@ class Uncounted(InLanes):
     def beginning(self) -> str:
         return self.streams.beginning
 
+    @property
+    def contents(self) -> Contents:
+        return self.streams.contents
+
     def __len__(self) -> int:
         need_lengths(self, "len()")
         raise AssertionError("unreachable")
@@ -160,7 +165,6 @@ class Uncounted(InLanes):
             MAX_INDEX,
             lambda first: self._learned.read(order, first),
             window=self._window,
-            is_counted=False,
         )
         size = self._window if self._is_shuffled else _BLOCK
         lane = self._lanes[number] = _Lane(reader, size, shuffled_by=lane_key)

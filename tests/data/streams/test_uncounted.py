@@ -32,6 +32,7 @@ from elasticrun.data.order.plan import LoopPlan, RunningLoop, Seeding
 from elasticrun.data.order.shares import LaneShares, Shares
 from elasticrun.data.streams.settling import Settling, full, settled
 from elasticrun.data.workers.lanes import DRY
+from elasticrun.job.current import current_job
 from elasticrun.job.loop import NOTHING, Part
 from elasticrun.testing import read_trace
 from tests.support.generations import generation, run_once
@@ -234,6 +235,7 @@ def test_the_first_batch_after_a_resume_is_the_one_that_comes(tmp_path: Path) ->
         first, numbers = loader.first_batch, []
         for _ in loader:
             numbers.append((first, loader.batch_index))
+            assert loader.index == current_job().progress.position.index
             if loader.batch_index >= stop_at >= 0:
                 request_stop()
         return numbers
