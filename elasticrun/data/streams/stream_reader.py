@@ -17,7 +17,7 @@ from elasticrun.logger import Logger
 
 logger = Logger(__name__)
 
-_AHEAD = 16, 64  # Samples that are read at once, first and then.
+_AHEAD = 1, 64  # Samples that are read at once, first and then.
 _SLOW_SECONDS = 5.0  # To enter a stream: worth a warning.
 # Between attempts to read from a storage that fails, about a minute in all.
 _WAIT_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -109,7 +109,9 @@ class StreamReader:
             self._enter(max(self._part.start, number - self._num_before), number)
         end = self._part.stop
         if len(self._part) > self._window:
-            end = min(end, number + min(self._window, _AHEAD[self._has_read]))
+            # Large samples, of which windows are small, would fill memory.
+            ahead = min(max(self._window // 4, 1), _AHEAD[self._has_read])
+            end = min(end, number + ahead)
         self._has_read = True
         self._read_before(end)
         self.forget_before(number - self._window + 1)

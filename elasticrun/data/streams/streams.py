@@ -163,7 +163,7 @@ class Streams(InLanes):
         *,
         lanes: int = 64,
         window: int = 16_384,
-        window_bytes: int = 64 << 20,
+        window_bytes: int = 32 << 20,
         transform: Callable[[Any], Any] | None = None,
         skip_broken: bool = False,
         lengths: Sequence[int] | Literal["unknown"] | None = None,
@@ -227,6 +227,7 @@ class Streams(InLanes):
     # What a subclass says.
 
     first_mark: Any = 0
+    stride = STRIDE  # Samples from one mark to the next.
     # Samples that are read in a row, where a stream can be entered at any of them; a
     # stream of which what lies before must be read has none.
     block: int | None = None
@@ -391,8 +392,8 @@ class Streams(InLanes):
         marks = () if self._scans is None else self._scans[stream].marks
         if not len(marks):
             return 0, self.first_mark
-        row = first // STRIDE
-        return row * STRIDE, marks[row]
+        row = first // self.stride
+        return row * self.stride, marks[row]
 
     def without_broken(self, stream: int, first: int) -> Iterator[Any]:
         """Return an iterator over the samples that count, from number `first` on."""
