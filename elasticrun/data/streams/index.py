@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,9 +99,7 @@ class Index:
         lines = [line for _, line in self._known.values()]
         if self._num_read > _MOST_PASSED + 2 * sum(map(len, lines)):
             with contextlib.suppress(OSError):
-                anew = self._path.with_suffix(".new")
-                write_anew(anew, b"\n".join([b"", *lines]))
-                os.replace(anew, self._path)
+                write_anew(self._path, b"\n".join([b"", *lines]))
 
     def _read_on(self) -> None:
         """Read what was appended."""
@@ -176,11 +174,9 @@ def scan_all(
         index.compact()
     first = rank * len(names) // world_size
     numbers = [*range(first, len(names)), *range(first)]
-    with ThreadPoolExecutor(_NUM_THREADS) as pool, _bar(len(names), rank) as bar:
-        scans: dict[int, Scan] = {}
-        for number, made in zip(numbers, pool.map(scan_one, numbers), strict=True):
-            scans[number] = made
-            bar.update()
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        made = _with_bar(pool.map(scan_one, numbers), len(names), rank)
+        scans = dict(zip(numbers, made, strict=True))
     return [scans[number] for number in range(len(names))]
 
 
@@ -203,8 +199,8 @@ def stamp_of(name: str) -> str:
         return ""
     import fsspec
 
-    with fsspec.open(name) as file:  # A file object; nothing is read.
-        about = file.fs.info(file.path) if hasattr(file, "fs") else {}
+    files, path = fsspec.url_to_fs(name)
+    about = files.info(path)
     keys = ("size", "ETag", "etag", "mtime", "LastModified", "updated", "created")
     return " ".join(str(about[key]) for key in keys if key in about)
 
@@ -225,24 +221,18 @@ def _warn_that_not_kept(directory: Path, why: str) -> None:
     )
 
 
-def _bar(total: int, rank: int) -> Any:
-    """Return a bar on rank 0 for what takes longer, where tqdm is installed."""
+def _with_bar(scans: Iterator[Scan], total: int, rank: int) -> Iterable[Scan]:
+    """Show a bar on rank 0 for what takes longer, where tqdm is installed."""
     try:
         from tqdm.auto import tqdm
     except ImportError:
-        return _NoBar()
-    return tqdm(
+        return scans
+    bar: Iterable[Scan] = tqdm(
+        scans,
         total=total,
         desc="counting samples",
         unit="stream",
         delay=_BAR_AFTER_SECONDS,
         disable=rank != 0,
     )
-
-
-class _NoBar(contextlib.nullcontext[Any]):
-    def __enter__(self) -> _NoBar:
-        return self
-
-    def update(self) -> None:
-        """Show nothing."""
+    return bar

@@ -641,8 +641,14 @@ def _named_by(text: str) -> list[str]:
     else:
         import fsspec
 
-        files = fsspec.open_files(text)
-        found = sorted(file.fs.unstrip_protocol(file.path) for file in files)
+        files, pattern = fsspec.url_to_fs(text)
+        # Of a chain, such as filecache::s3://, all but what has the pattern stays.
+        links = text.split("::")
+        at = next(at for at, link in enumerate(links) if "://" in link)
+        found = [
+            "::".join([*links[:at], files.unstrip_protocol(path), *links[at + 1 :]])
+            for path in sorted(files.glob(pattern))
+        ]
     if not found:
         raise ValueError(f"{text!r} matches no file. Look at the pattern.")
     return found
