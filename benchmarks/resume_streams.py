@@ -216,7 +216,7 @@ def written_for(peer: str, folder: Path) -> None:
 
         optimize(
             _itself,
-            range(NUM_SAMPLES),
+            [*range(NUM_SAMPLES)],
             str(folder / "lit"),
             chunk_size=LENGTH,
             num_workers=1,

@@ -21,7 +21,7 @@ and `load` says how many wanted them.
 Before all stand tar shards of 30 kB samples, 64 of 500, shuffled, read by elasticrun
 and by WebDataset (a buffer of 1000) without workers, each in a process of its own: the
 least time to the first batch in a few turns, of elasticrun also at 90 %, and by how
-much the process has grown at most after that and 200 batches.
+much the process grows at most in 200 batches.
 """
 
 from __future__ import annotations
@@ -298,13 +298,13 @@ def pictures(folder: Path, kind: str, turns: int) -> None:
             return iter(DataLoader(dataset, BATCH_SIZE, collate_fn=unchanged))
 
     before = psutil.Process().memory_info().rss
+    for _ in itertools.islice(started(0), 200):
+        pass
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     for _, (place, first) in itertools.product(range(turns), places.items()):
         begin = time.perf_counter()
         next(started(first))
         seconds.setdefault(place, []).append(time.perf_counter() - begin)
-    for _ in itertools.islice(started(0), 200):
-        pass
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     report(
         benchmark="streams",
         case="the first batch of pictures",

@@ -327,7 +327,8 @@ def _checked_plan(keys: list[Any], weights: Any) -> dict[int, list[float]]:
     checked = {}
     for samples, own in plan.items():
         are_weights = set(own) == set(keys) and all(
-            isinstance(weight, Real) and 0 <= weight < inf for weight in own.values()
+            isinstance(weight, Real) and 0 <= float(weight) < inf
+            for weight in own.values()
         )
         if not (are_weights and sum(own.values()) > 0):
             raise ValueError(

@@ -411,8 +411,9 @@ class Streams(InLanes):
     @property
     def contents(self) -> Contents:
         names = [name.rpartition("/")[2] for name in self.names]
-        scans = self._scans or [None] * len(names)
-        lengths = [None if scan is None else scan.length for scan in scans]
+        lengths: list[int | None] = [None] * len(names)
+        if self._scans is not None:
+            lengths = [scan.length for scan in self._scans]
         # Nobody asks a storage for them only for this.
         stamps = vars(self).get("stamps", [""] * len(names))
         return [*zip(names, lengths, stamps, strict=True)]
@@ -623,8 +624,8 @@ def _named_by(text: str) -> list[str]:
         text = os.path.expanduser(text)
         if os.path.exists(text):
             return [text]
-    if found := _BRACES.search(text):
-        first, last, listed = found.groups()
+    if braces := _BRACES.search(text):
+        first, last, listed = braces.groups()
         parts = listed.split(",") if first is None else []
         if first is not None:
             width = max(map(len, (first, last))) if "0" in (first[0], last[0]) else 0
@@ -632,7 +633,7 @@ def _named_by(text: str) -> list[str]:
         return [
             name
             for part in parts
-            for name in _named_by(text[: found.start()] + part + text[found.end() :])
+            for name in _named_by(text[: braces.start()] + part + text[braces.end() :])
         ]
     if not glob.has_magic(text):
         return [text]

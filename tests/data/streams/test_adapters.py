@@ -131,6 +131,8 @@ def test_braces_stand_for_several_files(tmp_path: Path) -> None:
     assert named("0{8..9}.*") == names[:4]
     assert named("{8..8}.a") == ["8.a"]
     assert named("{1,2}") == ["{1,2}"]
+    chain = f"simplecache::file://{tmp_path}"
+    assert TextLines(f"{chain}/08.*").names == [f"{chain}/08.{kind}" for kind in "ab"]
     assert TextLines("s3://bucket/{a,b}-{0..1}.txt").names == [
         f"s3://bucket/{kind}-{number}.txt" for kind in "ab" for number in range(2)
     ]
