@@ -63,9 +63,13 @@ from elasticrun.data.order.shares import (
 )
 from elasticrun.data.step_times import StepTimes
 from elasticrun.data.streams.mixed import Mixed
-from elasticrun.data.streams.settling import Settling, full, settled
 from elasticrun.data.streams.streams import InLanes, lanes_of
 from elasticrun.data.streams.uncounted import Uncounted, need_lengths, with_lanes
+from elasticrun.data.streams.uncounted_batches import (
+    Delivery,
+    all_batches,
+    full_batches,
+)
 from elasticrun.data.workers.changes import Seen, changed, seen
 from elasticrun.data.workers.device import is_read_ahead, moved, on_device
 from elasticrun.data.workers.lanes import reader_of_lanes
@@ -252,6 +256,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
                 "drop_last": drop_last,
                 "order": self._order.checksum,
             },
+            contents=dataset.contents if isinstance(dataset, InLanes) else (),
             made={
                 "even_batches": self.shares.is_padded,
                 "seed_each": seed_each,
@@ -489,26 +494,26 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         loop.end_reading = partial(reader.end, batches)
         if isinstance(self.dataset, Uncounted) and self.drop_last:
             assert loop.start is not None
-            return full(
+            return full_batches(
                 loop,
                 plan.in_flight,
                 batches,
-                self._settling(self.dataset),
+                self._delivery(self.dataset),
                 at=loop.start.at,
                 collate=self._collated,
             )
         if self.device is not None:
             batches = on_device(batches, self.device, is_ahead=self._is_ahead)
         if isinstance(self.dataset, Uncounted):
-            how = self._settling(self.dataset)
-            return settled(loop, plan.in_flight, batches, how)
+            how = self._delivery(self.dataset)
+            return all_batches(loop, plan.in_flight, batches, how)
         return delivered(loop, plan.in_flight, batches)
 
-    def _settling(self, streams: Uncounted) -> Settling:
+    def _delivery(self, streams: Uncounted) -> Delivery:
         def padding() -> Any:
             return self._collated([streams.padding()])
 
-        return Settling(self.shares, streams.lanes.num_lanes, padding)
+        return Delivery(self.shares, streams.lanes.num_lanes, padding)
 
     def _collated(self, samples: list[Any]) -> Any:
         batch = self.collate_fn(samples)

@@ -25,6 +25,7 @@ from elasticrun.data.order.plan import (
 )
 from elasticrun.data.same_on_replicas import check_same_on_replicas, publish
 from elasticrun.data.step_times import StepTimes
+from elasticrun.data.streams.index import Contents
 from elasticrun.data.streams.streams import InLanes
 from elasticrun.errors import CheckpointError, LoopOrderError
 from elasticrun.job.current import current_job
@@ -78,6 +79,7 @@ class Looped(ABC):
         made: dict[str, Any],
         progress: bool,
         times: StepTimes | None = None,
+        contents: Contents = (),
     ) -> None:
         self.name = name if name is not None else f"loader-{job.num_loaders}"
         job.num_loaders += name is None
@@ -91,6 +93,7 @@ class Looped(ABC):
             plan=plan,
             order=batches if isinstance(batches, SampleOrder) else None,
             times=times,
+            contents=contents,
         )
         self._autoscaler: Autoscaler | None = None
         job.register(self._state)
