@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from operator import index
 from typing import Any, NoReturn
 
-from elasticrun.data.fingerprint import LoaderState
+from elasticrun.data.loader_state import LoaderState
 from elasticrun.data.order.batches import SizePlan, check_size
 from elasticrun.errors import (
     ElasticRunError,

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticrun.checkpoint.seeding import derive_seed, derive_seeds, mix_each
-from elasticrun.data.order.batches import MAX_INDEX
+from elasticrun.data.order.permutation import MAX_INDEX
 
 _Numbers = NDArray[np.int64]
 
@@ -64,22 +64,6 @@ class DealtLanes(Protocol):
     def order(self, key: int | None) -> LanesOrder:
         """Return the order that has a key; without one, that of the streams."""
         ...
-
-
-class LanesAsSampler:
-    """The order of each loop over lanes: another one for each key, if shuffled."""
-
-    def __init__(self, lanes: DealtLanes, *, shuffle: bool) -> None:
-        self._lanes = lanes
-        self._shuffle = shuffle
-        self.checksum = lanes.checksum
-
-    def __len__(self) -> int:
-        return len(self._lanes)
-
-    def keyed(self, key: int) -> LanesOrder:
-        """Return the order of the loop that has a key."""
-        return self._lanes.order(key if self._shuffle else None)
 
 
 class Blocks(NamedTuple):

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from elasticrun.checkpoint.seeding import derive_seed, derive_seeds
-from elasticrun.data.order.loop_orders import Passes
-from elasticrun.data.order.permutation import Permutation
-from elasticrun.data.order.plan import Order
+from elasticrun.data.order.batches import Passes
+from elasticrun.data.order.permutation import Order, Permutation
 
 _Indices = NDArray[np.int64]
 

@@ -14,9 +14,8 @@ from elasticrun.checkpoint.states.generators import (
     program_generators_kept,
     seed_generators,
 )
-from elasticrun.data.order.batches import MAX_INDEX
 from elasticrun.data.order.lanes import Slots, window_in_lane
-from elasticrun.data.order.permutation import Permutation
+from elasticrun.data.order.permutation import MAX_INDEX, Permutation
 from elasticrun.data.streams.iterables import streams_of
 from elasticrun.data.streams.learned import LearnedLengths
 from elasticrun.data.streams.stream_reader import StreamReader

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from elasticrun.data.order.batches import MAX_INDEX
 from elasticrun.data.order.lanes import Slots
+from elasticrun.data.order.permutation import MAX_INDEX
 from elasticrun.data.order.plan import as_lists
 from elasticrun.data.workers.reader import (
     BatchReader,
@@ -66,7 +66,7 @@ class _ByLanes(BatchReader):
     """
 
     is_seeded = True
-    cut = staticmethod(as_lists)
+    split = staticmethod(as_lists)
     names_lanes = True
 
     def __init__(

@@ -34,7 +34,7 @@ from elasticrun.checkpoint.states.generators import (
     program_generators_kept,
     seed_generators,
 )
-from elasticrun.data.order.plan import Cut, as_lists
+from elasticrun.data.order.plan import SplitIndices, as_lists
 from elasticrun.data.workers.forking import sure_to_begin
 from elasticrun.replicas.signals import (
     handled_stop_signals,
@@ -66,12 +66,12 @@ class BatchReader(ABC):
     Attributes:
         is_seeded: Whether reading seeds the generators, so that each request needs a
             seed; else data sets draw on the program's own.
-        cut: In which form the indices are asked for.
+        split: In which form the indices are asked for.
         names_lanes: Whether each request names the lanes of its samples.
     """
 
     is_seeded: bool
-    cut: Cut
+    split: SplitIndices
     names_lanes = False
 
     @abstractmethod
@@ -93,7 +93,7 @@ class Source(NamedTuple):
     dataset: Any
     collate: Callable[[Any], Any]
     is_seeded: bool
-    cut: Cut
+    split: SplitIndices
 
 
 def reader_of(
@@ -117,8 +117,8 @@ def reader_of(
     whole = in_memory(dataset, collate)
     if whole is not None and (is_here or whole.device.type == "cpu"):
         # Tensors are indexed, a batch at once. Nothing is drawn, so nothing is seeded.
-        cut = cut_into_tensors(whole.device) if is_here else as_lists
-        source = Source(whole, unchanged, False, cut)
+        split = as_tensors(whole.device) if is_here else as_lists
+        source = Source(whole, unchanged, False, split)
     elif is_seeded or not is_here:
         reader = Reader(dataset, draws=draws)
         source = Source(reader, collate, True, as_lists)
@@ -126,8 +126,8 @@ def reader_of(
             source = Source(CollatingReader(reader, collate), unchanged, True, as_lists)
     else:
         # The data set draws on the program's own generators, as with torch's loader.
-        cut = cut_into_tensors(None) if takes_tensor(dataset) else as_lists
-        source = Source(dataset, collate, False, cut)
+        split = as_tensors(None) if takes_tensor(dataset) else as_lists
+        source = Source(dataset, collate, False, split)
     if is_here and not loader.pin_memory:
         return _Here(source)
     return ByTorch(loader, source, pin_memory=loader.pin_memory)
@@ -140,7 +140,7 @@ class _Here(BatchReader):
     """
 
     def __init__(self, source: Source) -> None:
-        self.is_seeded, self.cut = source.is_seeded, source.cut
+        self.is_seeded, self.split = source.is_seeded, source.split
         self._read = batch_reading(source.dataset)
         self._collate = source.collate
 
@@ -165,7 +165,7 @@ class ByTorch(BatchReader):
     def __init__(
         self, loader: DataLoader[Any], source: Source, *, pin_memory: bool
     ) -> None:
-        self.is_seeded, self.cut = source.is_seeded, source.cut
+        self.is_seeded, self.split = source.is_seeded, source.split
         self._is_persistent = loader.persistent_workers
         self._requests = _Requests()
         # Keeps torch from drawing on the program's generator.
@@ -445,11 +445,11 @@ def in_memory(dataset: Any, collate: Any) -> InMemory | None:
     return InMemory(dataset) if is_plain else None
 
 
-def cut_into_tensors(device: torch.device | None) -> Cut:
-    """Return what cuts indices into tensors, moved to a device all at once."""
+def as_tensors(device: torch.device | None) -> SplitIndices:
+    """Return what splits indices into tensors, moved to a device all at once."""
 
-    def cut(indices: NDArray[np.int64], lengths: list[int]) -> Sequence[Tensor]:
+    def split(indices: NDArray[np.int64], lengths: list[int]) -> Sequence[Tensor]:
         whole = torch.from_numpy(indices)
         return (whole if device is None else whole.to(device)).split_with_sizes(lengths)
 
-    return cut
+    return split

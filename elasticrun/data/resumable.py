@@ -7,23 +7,25 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from elasticrun.checkpoint.position import Position
 from elasticrun.data.autoscale import Autoscaler
-from elasticrun.data.by_hand import run_with
-from elasticrun.data.fingerprint import Fingerprint, LoaderState
-from elasticrun.data.order.batches import Batches, SizePlan
-from elasticrun.data.order.loop_orders import SampleOrder
+from elasticrun.data.loader_state import (
+    Fingerprint,
+    LoaderState,
+    check_same_on_replicas,
+    passes_with,
+)
+from elasticrun.data.order.batches import Batches, SampleOrder, SizePlan
 from elasticrun.data.order.plan import (
     RunningLoop,
     end_nothing,
     loop_key,
     passes_key,
 )
-from elasticrun.data.same_on_replicas import check_same_on_replicas, publish
 from elasticrun.data.step_times import StepTimes
 from elasticrun.data.streams.streams import InLanes
 from elasticrun.errors import CheckpointError, LoopOrderError
@@ -40,30 +42,23 @@ from elasticrun.job.open_loop import (
 )
 from elasticrun.job.trace import Trace
 from elasticrun.job.virtual import VirtualReplicas
+from elasticrun.replicas.exchange import loader_made
 
 
-class LoopBatches(Protocol):
-    """The global batches that a loader's loops have."""
-
-    def batches(self, epoch: int, key: int = 0) -> Batches:
-        """Return those of a loop over one pass."""
-        ...
-
-    def endless_batches(self, key: int = 0) -> Batches:
-        """Return those of passes without end."""
-        ...
-
-
-class Looped(ABC):
+class ResumableLoader(ABC):
     """A loader whose loops have a place in the job's position.
 
-    There are two kinds, `AdaptiveDataLoader` and `CombinedLoader`. Each says how its
-    batches are read (`_start`); all else about their loops is here.
+    There are two kinds, `AdaptiveDataLoader` and `CombinedLoader`. Each says which
+    batches its loops have, and how these are read (`_start`); all else is here.
 
     Args:
         name: What the loader is called; without one it is known by its number.
         plan: The sizes of its global batches; None of a loader of loaders.
+        fingerprint: What a restart may not change.
+        made: What else all replicas must give alike.
         progress: Whether rank 0 shows a bar.
+        order: Is given other sizes of batches, where the job decides them.
+        times: Of the steps of its loops, where batches have planned sizes.
     """
 
     def __init__(
@@ -71,31 +66,30 @@ class Looped(ABC):
         job: Job,
         *,
         name: str | None,
-        batches: LoopBatches,
         seed: int,
         plan: SizePlan | None,
         fingerprint: Fingerprint,
         made: dict[str, Any],
         progress: bool,
+        order: SampleOrder | None = None,
         times: StepTimes | None = None,
     ) -> None:
         self.name = name if name is not None else f"loader-{job.num_loaders}"
         job.num_loaders += name is None
         self.seed = seed
         self.progress = progress
-        self._loop_batches = batches
         self._state = LoaderState(
             name=name,
             default=self.name,
             fingerprint=fingerprint,
             plan=plan,
-            order=batches if isinstance(batches, SampleOrder) else None,
+            order=order,
             times=times,
         )
         self._autoscaler: Autoscaler | None = None
         job.register(self._state)
         self._made = self._state.fingerprint | made
-        publish(job, self.name, self._made)
+        job.exchange.tell(loader_made(self.name), self._made)
         self._is_compared = False
         self.running_loop = RunningLoop()
         # Where `break` left its last loop, and how many loops had begun by then.
@@ -117,6 +111,14 @@ class Looped(ABC):
     @abstractmethod
     def planned_sizes(self) -> tuple[int, int]:
         """The planned size of this global batch, and the first size of the plan."""
+
+    @abstractmethod
+    def _batches_in(self, epoch: int, key: int = 0) -> Batches:
+        """Return the global batches of a loop over one pass, in an epoch."""
+
+    @abstractmethod
+    def _batches_of_passes(self, key: int = 0) -> Batches:
+        """Return the global batches of passes without end."""
 
     @abstractmethod
     def _start(self, loop: RunningLoop) -> Iterator[Any]:
@@ -187,7 +189,7 @@ class Looped(ABC):
             # Of unknown lengths, a batch's first slots may have been delivered before.
             is_within = not self.has_length and batches.start(number) != index
             return number - is_within
-        batches = self._loop_batches.endless_batches()
+        batches = self._batches_of_passes()
         first = batches.number_at(cursor.start)
         return batches.number_at(cursor.start + index) - first
 
@@ -196,8 +198,7 @@ class Looped(ABC):
         """Global batches that `batches` has delivered in the whole job, before this."""
         if self.running_loop.is_endless:
             return int(self.running_loop.current.number)
-        batches = self._loop_batches.endless_batches()
-        return batches.number_at(self._state.cursor.end)
+        return self._batches_of_passes().number_at(self._state.cursor.end)
 
     @property
     def loss_weight(self) -> float:
@@ -225,7 +226,7 @@ class Looped(ABC):
 
     def batches_of_epoch(self) -> Batches:
         """Return the global batches of a loop over all data, in the running epoch."""
-        return self._loop_batches.batches(current_job().progress.finished_epochs)
+        return self._batches_in(current_job().progress.finished_epochs)
 
     # Loops.
 
@@ -289,7 +290,7 @@ class Looped(ABC):
             position = job.begin_loop(self, where)
             if position is None:
                 return None
-            state.run = run_with(state.run, position) if is_by_hand else None
+            state.run = passes_with(state.run, position) if is_by_hand else None
             if cursor is not None:
                 offset = cursor.begin(position.place)
             epoch, num_loops = position.finished_epochs, position.finished_loops
@@ -332,11 +333,11 @@ class Looped(ABC):
         offset = start.offset
         if offset is None:
             key = loop_key(self.seed, start.epoch, start.num_loops, start.inside)
-            batches = self._loop_batches.batches(start.epoch, key)
+            batches = self._batches_in(start.epoch, key)
             num_batches = len(batches) if self.has_length else None
         else:
             key = passes_key(self.seed, self.name)
-            batches = self._loop_batches.endless_batches(key)
+            batches = self._batches_of_passes(key)
         at = (offset or 0) + start.at
         begin = batches.number_at(at)
         if batches.start(begin) != at and not self.has_length:
@@ -374,7 +375,7 @@ class Looped(ABC):
         if job.trace is not None:
             batches = self._traced(job.trace, batches)
         if self.progress and job.rank == 0 and not start.inside:
-            batches = _shown(loop, batches, self._bar(loop))
+            batches = _with_bar(self.name, loop, batches)
         return batches
 
     def _autoscaled(self, loop: RunningLoop) -> Iterator[Any]:
@@ -401,9 +402,9 @@ class Looped(ABC):
         assert loop.start is not None
         at = loop.batches.start(loop.current.number + 1)
         if loop.is_endless:
-            loop.batches = self._loop_batches.endless_batches(loop.key)
+            loop.batches = self._batches_of_passes(loop.key)
         else:
-            loop.batches = self._loop_batches.batches(loop.start.epoch, loop.key)
+            loop.batches = self._batches_in(loop.start.epoch, loop.key)
             loop.num_batches = len(loop.batches)
         loop.begin = loop.batches.number_at(at)
 
@@ -425,17 +426,6 @@ class Looped(ABC):
             if batch is not NOTHING:
                 self._trace(trace)
             yield batch
-
-    def _bar(self, loop: RunningLoop) -> Any:
-        """Return a bar that begins where the loop does."""
-        from tqdm.auto import tqdm
-
-        return tqdm(
-            total=loop.num_batches,
-            initial=loop.begin - loop.first,
-            desc=self.name,
-            unit="batch",
-        )
 
     def _stop(self) -> None:
         """End what reads the running loop's batches."""
@@ -498,7 +488,7 @@ class Looped(ABC):
             LoopOrderError: A loop is running, or another loader is to be continued.
         """
         position, cursor = self._state.decode(state_dict)
-        batches = self._loop_batches.batches(position.finished_epochs)
+        batches = self._batches_in(position.finished_epochs)
         end = batches.start(len(batches))
         if position.index > end and cursor.place != position.place:
             raise CheckpointError(
@@ -512,7 +502,7 @@ class Looped(ABC):
 class NextBatches:
     """The next global batches of a loader's endless passes; iterated once."""
 
-    def __init__(self, loader: Looped, num_batches: int | None) -> None:
+    def __init__(self, loader: ResumableLoader, num_batches: int | None) -> None:
         self._loader = loader
         self._num_batches = num_batches
 
@@ -537,17 +527,22 @@ def _by_share(
         yield batch
 
 
-def _shown(loop: RunningLoop, batches: Iterator[Any], bar: Any) -> Iterator[Any]:
-    """Yield the batches; a bar moves on after each global one."""
-    try:
+def _with_bar(name: str, loop: RunningLoop, batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the batches, and show a bar that begins where the loop does."""
+    from tqdm.auto import tqdm
+
+    with tqdm(
+        total=loop.num_batches,
+        initial=loop.begin - loop.first,
+        desc=name,
+        unit="batch",
+    ) as bar:
         for batch in batches:
             try:
                 yield batch
             finally:  # Also if the loop ends with it.
                 bar.total = loop.num_batches  # Which sizes that are decided change.
                 bar.update(loop.current.part.is_step)
-    finally:
-        bar.close()
 
 
 def trace_batch(
