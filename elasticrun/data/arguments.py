@@ -1,7 +1,4 @@
-"""Checks the arguments of loaders when they are made.
-
-The docstrings of `AdaptiveDataLoader` and `CombinedLoader` list the errors.
-"""
+"""Checks the arguments of loaders, whose docstrings list the errors."""
 
 from __future__ import annotations
 
@@ -51,18 +48,18 @@ def check_sizes(
             "batch_size=None turns batching off in torch, but a global batch needs a "
             "size. Give a batch_size; collate_fn can undo the batching."
         )
-    if isinstance(batch_size, Mapping):
-        plan = _check_plan(batch_size)
-    elif callable(batch_size):
+    if callable(batch_size):
         raise ValueError(
             f"batch_size={batch_size!r} is a function, which cannot be compared with "
             f"the one in a checkpoint: {_WHAT_A_PLAN_IS}"
         )
+    if isinstance(batch_size, Mapping):
+        plan = _check_plan(batch_size)
     else:
         plan = ((0, check_size("batch_size", batch_size)),)
-    if max_local_batch_size is None:
-        return plan, None
-    return plan, check_size("max_local_batch_size", max_local_batch_size)
+    if max_local_batch_size is not None:
+        max_local_batch_size = check_size("max_local_batch_size", max_local_batch_size)
+    return plan, max_local_batch_size
 
 
 def _check_plan(sizes: Mapping[Any, Any]) -> SizePlan:

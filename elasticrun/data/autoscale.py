@@ -22,16 +22,11 @@ class Autoscaler:
     decision, so that it is in that checkpoint, and use it once that is committed.
     """
 
-    def __init__(
-        self, job: Job, state: LoaderState, times: StepTimes, *, largest: int
-    ) -> None:
+    def __init__(self, job: Job, state: LoaderState, times: StepTimes) -> None:
         self._job = job
         self._state = state
         self._times = times
-        self._largest = largest
         self._last_loop: LoopStart | None = None
-
-    # The loops over the loader.
 
     def begin_loop(self, start: LoopStart) -> None:
         """Check that places in the plan of sizes come in their order, each once."""
@@ -45,12 +40,10 @@ class Autoscaler:
                 "remaining_epochs_until, or over its batches(n) only."
             )
 
-    # Decisions.
-
     def decide(self) -> bool:
         """Decide at this boundary; return whether sizes are to change. Collective."""
-        place = self._place()
-        if place is None:
+        seen = self._num_seen()
+        if seen is None:
             return False
         self._noise_record().sum_parts()
         size: int | None = gather(self.choose() if self._job.rank == 0 else None)[0]
@@ -61,26 +54,28 @@ class Autoscaler:
                 "global batches of `%s` have %d samples from sample %d on",
                 self._state.loader_name,
                 size,
-                place,
+                seen,
             )
-        self._state.pending = (place, size)
+        self._state.pending = (seen, size)
         return True
 
     def choose(self) -> int | None:
         """Return another size for global batches, or None if this one is right."""
+        times, sizes = self._times, self._state.sizes
+        assert times.max_batch_size is not None
         return next_size(
-            self._times.steps,
+            times.steps,
             self._noise_record().noise,
-            base=self._state.sizes[0][1],
-            size=self._state.sizes[-1][1],
-            largest=self._largest,
-            num_nodes=self._times.num_nodes,
+            base=sizes[0][1],
+            size=sizes[-1][1],
+            largest=times.max_batch_size,
+            num_nodes=times.num_nodes,
             num_replicas=self._job.world_size,
-            max_local_batch_size=self._times.max_local_batch_size,
-            min_efficiency=self._times.min_efficiency,
+            max_local_batch_size=times.max_local_batch_size,
+            min_efficiency=times.min_efficiency,
         )
 
-    def _place(self) -> int | None:
+    def _num_seen(self) -> int | None:
         """Return how many samples were seen, by the plan; None if sizes cannot change.
 
         They may in a loop over the loader, and where an epoch has ended.
@@ -89,18 +84,17 @@ class Autoscaler:
         if last is None or job.progress.is_replaying:
             return None
         if job.loader is not None:
-            is_own = job.loader.name == self._state.loader_name
-            return self._seen_before(last) + job.progress.index if is_own else None
+            if job.loader.name != self._state.loader_name:
+                return None
+            before = last.offset
+            if before is None:
+                before = last.epoch * self._state.num_samples
+            return before + job.progress.index
         if job.is_in_epoch:
             return None
         if last.offset is not None:
             return self._state.cursor.end
         return job.progress.finished_epochs * self._state.num_samples
-
-    def _seen_before(self, start: LoopStart) -> int:
-        if start.offset is not None:
-            return start.offset
-        return start.epoch * self._state.num_samples
 
     def _noise_record(self) -> NoiseRecord:
         records = [each for each in self._job.states if isinstance(each, NoiseRecord)]

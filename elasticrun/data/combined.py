@@ -12,7 +12,7 @@ from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.data.order.batches import MAX_LISTS, SizedBatches
 from elasticrun.data.order.plan import RunningLoop
 from elasticrun.data.order.shares import EvenShares, LaneShares, partition
-from elasticrun.data.resumable import ResumableLoader, trace_batch
+from elasticrun.data.resumable import ResumableLoader
 from elasticrun.data.streams.uncounted import need_lengths
 from elasticrun.errors import ElasticRunError, LoopOrderError, counted
 from elasticrun.job.current import current_job
@@ -239,13 +239,7 @@ class CombinedLoader(ResumableLoader):
 
     def _trace(self, trace: Trace) -> None:
         for member in self._members.values():
-            trace_batch(
-                trace,
-                member.running_loop,
-                member.dataset,
-                batch=self.batch_index,
-                member=member.name,
-            )
+            member._trace(trace)
 
     def _compare(self, job: Job) -> None:
         super()._compare(job)

@@ -63,7 +63,7 @@ from elasticrun.data.order.shares import (
     LaneShares,
     Shares,
 )
-from elasticrun.data.resumable import ResumableLoader, trace_batch
+from elasticrun.data.resumable import ResumableLoader
 from elasticrun.data.step_times import StepTimes
 from elasticrun.data.streams.mixed import Mixed
 from elasticrun.data.streams.settling import Settling, full, settled
@@ -375,13 +375,13 @@ class AdaptiveDataLoader(ResumableLoader, DataLoader[Sample]):  # type: ignore[m
             LoopOrderError: When a loop begins: it is in another one's body, or the
                 second over the same samples; or the loader is a member of another one.
         """
-        if current_job().virtual is not None:
+        job = current_job()
+        if job.virtual is not None:
             refuse_virtual("autoscale, which decides by measured times,")
         need_lengths(self.dataset, "autoscale")
         check_autoscale(self._state, check_size("max_batch_size", max_batch_size))
         if not 0 <= min_efficiency <= 1:
             raise ValueError(f"min_efficiency={min_efficiency} must be from 0 to 1.")
-        job = current_job()
         if job.boundary.has_decider:
             raise ElasticRunError(
                 f"autoscale of `{self.name}` was called, but not for the first time. A "
@@ -392,7 +392,7 @@ class AdaptiveDataLoader(ResumableLoader, DataLoader[Sample]):  # type: ignore[m
         assert times is not None  # Batches have planned sizes.
         times.max_batch_size = max_batch_size
         times.min_efficiency = min_efficiency
-        self._autoscaler = Autoscaler(job, self._state, times, largest=max_batch_size)
+        self._autoscaler = Autoscaler(job, self._state, times)
         job.boundary.decide_by(self._autoscaler.decide)
         object.__setattr__(self, "batch_size", None)  # As with any plan.
 
@@ -566,7 +566,24 @@ class AdaptiveDataLoader(ResumableLoader, DataLoader[Sample]):  # type: ignore[m
         )
 
     def _trace(self, trace: Trace) -> None:
-        trace_batch(trace, self.running_loop, self.dataset, batch=self.batch_index)
+        loop, streams = self.running_loop, self.dataset
+        _, indices, part, places = loop.current
+        if isinstance(indices, torch.Tensor):
+            indices = indices.tolist()
+        is_read = isinstance(streams, InLanes)
+        assert loop.start is not None
+        trace.write(
+            epoch=loop.start.epoch,
+            loop=loop.start.num_loops,
+            inside=loop.start.inside,
+            batch=self.batch_index,
+            micro=part.micro,
+            indices=indices,
+            num_valid=part.num_valid,
+            places=places,
+            streams=[streams.place(index) for index in indices] if is_read else (),
+            member=self.name if loop.part_of else None,
+        )
 
     def _check_endless(self) -> None:
         need_lengths(self.dataset, "a loop over several passes (batches)")

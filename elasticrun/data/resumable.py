@@ -9,8 +9,6 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-import torch
-
 from elasticrun.checkpoint.position import Position
 from elasticrun.data.autoscale import Autoscaler
 from elasticrun.data.loader_state import (
@@ -27,7 +25,6 @@ from elasticrun.data.order.plan import (
     passes_key,
 )
 from elasticrun.data.step_times import StepTimes
-from elasticrun.data.streams.streams import InLanes
 from elasticrun.errors import CheckpointError, LoopOrderError
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import whole_number
@@ -126,7 +123,7 @@ class ResumableLoader(ABC):
 
     @abstractmethod
     def _trace(self, trace: Trace) -> None:
-        """Write what is delivered now."""
+        """Write which micro-batch is delivered now."""
 
     @abstractmethod
     def _check_endless(self) -> None:
@@ -543,32 +540,3 @@ def _with_bar(name: str, loop: RunningLoop, batches: Iterator[Any]) -> Iterator[
             finally:  # Also if the loop ends with it.
                 bar.total = loop.num_batches  # Which sizes that are decided change.
                 bar.update(loop.current.part.is_step)
-
-
-def trace_batch(
-    trace: Trace,
-    loop: RunningLoop,
-    dataset: Any,
-    *,
-    batch: int,
-    member: str | None = None,
-) -> None:
-    """Write that a micro-batch is delivered."""
-    start = loop.start
-    assert start is not None
-    _, indices, part, places = loop.current
-    if isinstance(indices, torch.Tensor):
-        indices = indices.tolist()
-    has_streams = isinstance(dataset, InLanes)
-    trace.write(
-        epoch=start.epoch,
-        loop=start.num_loops,
-        inside=start.inside,
-        batch=batch,
-        micro=part.micro,
-        indices=indices,
-        num_valid=part.num_valid,
-        places=places,
-        streams=[dataset.place(index) for index in indices] if has_streams else (),
-        member=member,
-    )

@@ -1,9 +1,19 @@
 """Deals streams to lanes: which sample of which stream is at each position.
 
-A *lane* is a row of blocks of samples that are read one after another. A *round* takes
-one sample of each lane that has one left; the samples' order is one round after
-another. So the lengths of a loop's lanes say which lane a position is in, and a
-checkpoint holds nothing about streams.
+1. Streams are cut into *blocks*, where they can be entered. A loop's key deals these to
+   a fixed number of *lanes*, each of which is a row of blocks that are read one after
+   another.
+2. A *round* takes one sample of each lane that has one left. A loop's order is one
+   round after another.
+3. Between two *levels*, the lengths of lanes, rounds have the same lanes: so a search
+   among the levels and a division give the lane of a position, and the number there.
+4. The key mixes the numbers in each window of a lane. A search among the lane's blocks
+   gives the sample.
+
+Price: each loop sorts its blocks; a position costs two searches. A checkpoint holds
+nothing about streams, where a shuffle buffer would be in it, or be filled again. Shares
+are nearly even: at 64 lanes and batches of 64, the largest over the mean one is 1.03,
+1.02 and 1.09 at 3, 5 and 7 replicas.
 """
 
 from __future__ import annotations

@@ -170,16 +170,39 @@ class ByTorch(BatchReader):
         self._requests = _Requests()
         # Keeps torch from drawing on the program's generator.
         self._own_generator = torch.Generator() if loader.generator is None else None
-        generator = loader.generator or self._own_generator
-        self._inner = _make(
-            loader, source, self._requests, generator, pin_memory=pin_memory
-        )
+        init, context = None, None
+        if loader.num_workers:
+            init = WorkerInit(loader.worker_init_fn)
+            context = sure_to_begin(loader.multiprocessing_context)
+        with warnings.catch_warnings():
+            # Torch has warned of the same arguments when the loader was made.
+            warnings.simplefilter("ignore", UserWarning)
+            self._inner: DataLoader[Any] = DataLoader(
+                source.dataset,
+                batch_sampler=self._requests,
+                num_workers=loader.num_workers,
+                collate_fn=source.collate,
+                pin_memory=pin_memory,
+                timeout=loader.timeout,
+                worker_init_fn=init,
+                multiprocessing_context=context,
+                generator=loader.generator or self._own_generator,
+                prefetch_factor=loader.prefetch_factor,
+                persistent_workers=loader.persistent_workers,
+                pin_memory_device=loader.pin_memory_device,
+            )
 
     def start(self, plan: Iterable[Any], key: int) -> Iterator[Any]:
+        inner = self._inner
         self._requests.plan = plan
         if self._own_generator is not None:
             self._own_generator.manual_seed(key)
-        return _start_workers(self._inner)
+        if inner.num_workers == 0:
+            return iter(inner)
+        if inner.multiprocessing_context.get_start_method() == "forkserver":
+            forkserver.ensure_running()
+        with stop_signals_blocked():  # One would kill a worker that is just starting.
+            return iter(inner)
 
     def end(self, batches: Iterator[Any]) -> None:
         """End the workers.
@@ -203,48 +226,6 @@ class _Requests:
 def unchanged(batch: Any) -> Any:
     """Return a batch as it is: what was read is collated already."""
     return batch
-
-
-def _make(
-    given: DataLoader[Any],
-    source: Source,
-    requests: _Requests,
-    generator: torch.Generator | None,
-    *,
-    pin_memory: bool,
-) -> DataLoader[Any]:
-    """Return a plain DataLoader with the arguments of the given one."""
-    init, context = None, None
-    if given.num_workers:
-        init = WorkerInit(given.worker_init_fn)
-        context = sure_to_begin(given.multiprocessing_context)
-    with warnings.catch_warnings():
-        # Torch has warned of the same arguments when the loader was made.
-        warnings.simplefilter("ignore", UserWarning)
-        return DataLoader(
-            source.dataset,
-            batch_sampler=requests,
-            num_workers=given.num_workers,
-            collate_fn=source.collate,
-            pin_memory=pin_memory,
-            timeout=given.timeout,
-            worker_init_fn=init,
-            multiprocessing_context=context,
-            generator=generator,
-            prefetch_factor=given.prefetch_factor,
-            persistent_workers=given.persistent_workers,
-            pin_memory_device=given.pin_memory_device,
-        )
-
-
-def _start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Return `iter(loader)`; no stop signal can kill a worker that is just starting."""
-    if loader.num_workers == 0:
-        return iter(loader)
-    if loader.multiprocessing_context.get_start_method() == "forkserver":
-        forkserver.ensure_running()
-    with stop_signals_blocked():
-        return iter(loader)
 
 
 class WorkerInit:
