@@ -123,7 +123,8 @@ def reader_of(
         reader = Reader(dataset, draws=draws)
         source = Source(reader, collate, True, as_lists)
         if has_virtual and is_here:
-            source = Source(CollatingReader(reader, collate), unchanged, True, as_lists)
+            reader.collate = collate
+            source = Source(reader, unchanged, True, as_lists)
     else:
         # The data set draws on the program's own generators, as with torch's loader.
         split = as_tensors(None) if takes_tensor(dataset) else as_lists
@@ -258,26 +259,30 @@ class Reader(Dataset[Any]):
     worker process belongs to its loader, so they are left as the last sample left
     them; in the main process the program's own generators continue undisturbed.
 
+    Attributes:
+        collate: Makes a batch of samples, if it is to draw what it would in a worker.
+
     Args:
         draws: Whether reading may draw at random; else nothing is seeded.
     """
 
     def __init__(self, dataset: Any, *, draws: bool = True) -> None:
         self.dataset = dataset
+        self.collate: Callable[[Any], Any] = unchanged
         self._draws = draws
         self._takes_tensor = takes_tensor(dataset)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, request: ReadRequest) -> Sequence[Any]:
+    def __getitems__(self, request: ReadRequest) -> Any:
         """Return the samples of the request, in its order."""
         if get_worker_info() is not None or not self._draws:
-            return self.read_seeded(*request)
+            return self._read(*request)
         with program_generators_kept():
-            return self.read_seeded(*request)
+            return self.collate(self._read(*request))
 
-    def read_seeded(self, indices: list[int], seed: int | list[int]) -> Sequence[Any]:
+    def _read(self, indices: list[int], seed: int | list[int]) -> Sequence[Any]:
         """Return samples; the generators are left as the last one left them."""
         if not self._draws:
             return batch_reading(self.dataset)(indices)
@@ -288,9 +293,10 @@ class Reader(Dataset[Any]):
         return batch_reading(self.dataset)(wanted)
 
     def _read_each_seeded(self, indices: list[int], seeds: list[int]) -> list[Any]:
-        reads_items = _has_item_access(self.dataset) or not _has_batch_access(
-            self.dataset
-        )
+        # Item by item, unless there is but the stub of torch's base class for that.
+        method = getattr(type(self.dataset), "__getitem__", Dataset.__getitem__)
+        is_stub = method is Dataset.__getitem__
+        reads_items = not (is_stub and _has_batch_access(self.dataset))
         samples = []
         for index, seed in zip(indices, seeds, strict=True):
             seed_generators(seed)
@@ -300,18 +306,6 @@ class Reader(Dataset[Any]):
                 one = torch.tensor([index]) if self._takes_tensor else [index]
                 samples.extend(self.dataset.__getitems__(one))
         return samples
-
-
-class CollatingReader(Dataset[Any]):
-    """Reads in the main process, and collates, with what a worker would draw for it."""
-
-    def __init__(self, reader: Reader, collate: Callable[[Any], Any]) -> None:
-        self._reader = reader
-        self._collate = collate
-
-    def __getitems__(self, request: ReadRequest) -> Any:
-        with program_generators_kept():
-            return self._collate(self._reader.read_seeded(*request))
 
 
 def batch_reading(dataset: Any) -> Callable[[Any], Sequence[Any]]:
@@ -339,12 +333,6 @@ def takes_tensor(dataset: Any) -> bool:
     except (TypeError, ValueError):  # A method of C, which has no signature.
         return False
     return len(parameters) > 1 and parameters[1].annotation in _TENSOR
-
-
-def _has_item_access(dataset: Any) -> bool:
-    """Return whether `dataset[index]` works; torch's base class has a stub for it."""
-    method = getattr(type(dataset), "__getitem__", None)
-    return method is not None and method is not Dataset.__getitem__
 
 
 def send_small_tensors_by_value() -> None:
