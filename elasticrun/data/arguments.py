@@ -128,7 +128,7 @@ def check_in_order(in_order: bool) -> None:
         )
 
 
-def check_place(job: Job, name: str | None) -> None:
+def check_made_again(job: Job, name: str | None) -> None:
     """Refuse a loader that a restart would not make again under the same name."""
     if name is not None and not name:
         raise StateNameError(

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from elasticrun.checkpoint.seeding import derive_seed
-from elasticrun.data.arguments import check_place, check_progress_bar
+from elasticrun.data.arguments import check_made_again, check_progress_bar
 from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.data.order.batches import MAX_LISTS, SizedBatches
 from elasticrun.data.order.plan import RunningLoop
@@ -93,7 +93,7 @@ class CombinedLoader(ResumableLoader):
         _check(members, mode)
         if progress:
             check_progress_bar()
-        check_place(job, name)
+        check_made_again(job, name)
         self._is_list = not isinstance(loaders, Mapping)
         self._members: dict[str | int, AdaptiveDataLoader] = members
         self._mode: Mode = mode

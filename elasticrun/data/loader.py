@@ -32,7 +32,7 @@ from elasticrun.data.arguments import (
     check_autoscale,
     check_dataset,
     check_in_order,
-    check_place,
+    check_made_again,
     check_progress_bar,
     check_seed,
     check_seed_each,
@@ -186,7 +186,7 @@ class AdaptiveDataLoader(ResumableLoader, DataLoader[Sample]):  # type: ignore[m
         check_seed_each(seed_each)
         if progress:
             check_progress_bar()
-        check_place(job, name)
+        check_made_again(job, name)
         check_in_order(dataloader_kwargs.pop("in_order", True))
 
         # Torch is told how samples are read, but of no batches: its own batch sampler
@@ -228,8 +228,10 @@ class AdaptiveDataLoader(ResumableLoader, DataLoader[Sample]):  # type: ignore[m
             num_batches = job.samples_of(len(batch_sampler), 1)
             self._order = ListedOrder(batch_sampler, num_batches, shuffle=self.shuffle)
         else:
-            sampler = None if sampler is None else as_map(sampler)
-            length = len(dataset if sampler is None else sampler)
+            ordered: Any = dataset if self._lanes is None else self._lanes
+            if sampler is not None:
+                ordered = sampler = as_map(sampler)
+            length = len(ordered)
             self._order = by_size = SampleOrder(
                 length,
                 job.samples_of(length, plan[0][1]),
@@ -427,9 +429,9 @@ class AdaptiveDataLoader(ResumableLoader, DataLoader[Sample]):  # type: ignore[m
                 f"{len(batches)} global batches."
             )
         start = LoopStart(epoch, number, (), batches.start(first_batch), None)
-        return self._read_ahead(self._running("read", start, None))
+        return self._for_others(self._running("read", start, None))
 
-    def _read_ahead(self, loop: RunningLoop) -> Iterator[tuple[Any, MicroBatch]]:
+    def _for_others(self, loop: RunningLoop) -> Iterator[tuple[Any, MicroBatch]]:
         self._compare(current_job())
         batches = self._start(loop)
         try:

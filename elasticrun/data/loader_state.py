@@ -258,13 +258,13 @@ class LoaderState(BaseState):
             remedy="Load the state of a loader with the same data and options.",
         )
         index = values["index"]
-        place = {key: values[key] for key in Position().encode() if key != "loader"}
-        place["index"] = 0 if index is None else index
-        place["loader"] = "" if index is None else name
+        saved = {key: values[key] for key in Position().encode() if key != "loader"}
+        saved["index"] = 0 if index is None else index
+        saved["loader"] = "" if index is None else name
         cursor = Cursor()
         if _CURSOR in values:
             cursor.decode(values[_CURSOR], resume=())
-        return Position.decode(place), cursor
+        return Position.decode(saved), cursor
 
     def _is_between_epochs(self, saved: Any) -> bool:
         """Return whether no loop goes on that depends on the streams' lengths."""

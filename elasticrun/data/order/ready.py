@@ -1,4 +1,8 @@
-"""Ready-made orders for `sampler=`, a new one in each loop, computed on demand."""
+"""Ready-made orders for `sampler=`, a new one in each loop, computed on demand.
+
+Torch's samplers draw one index after another. These give the index at any position, by
+the loop's key: a loop is entered anywhere, and each replica draws for its share alone.
+"""
 
 from __future__ import annotations
 
