@@ -376,34 +376,26 @@ class ResumableLoader(ABC):
         return batches
 
     def _autoscaled(self, loop: RunningLoop) -> Iterator[Any]:
-        """Yield a loop's batches; after another size was decided, read on with that.
-
-        It holds from the boundary on at which it was decided: what was read ahead is
-        dropped.
-        """
-        is_over = False
-        while not is_over:
-            batches, sizes = self._start(loop), self._state.sizes
-            is_over = True
-            for batch in batches:
+        """Yield a loop's batches; after another size was decided, read on with that."""
+        assert loop.start is not None
+        while True:
+            sizes = self._state.sizes
+            for batch in self._start(loop):
                 yield batch
                 if loop.current.part.is_step and self._state.sizes != sizes:
-                    is_over = False
                     break
-            if not is_over:
-                loop.end_reading()
-                self._replan(loop)
-
-    def _replan(self, loop: RunningLoop) -> None:
-        """Let a loop go on behind its current batch with the sizes there are now."""
-        assert loop.start is not None
-        at = loop.batches.start(loop.current.number + 1)
-        if loop.is_endless:
-            loop.batches = self._batches_of_passes(loop.key)
-        else:
-            loop.batches = self._batches_in(loop.start.epoch, loop.key)
-            loop.num_batches = len(loop.batches)
-        loop.begin = loop.batches.number_at(at)
+            else:
+                return
+            # The size holds from the boundary on that was just passed: what was read
+            # ahead is dropped, and the loop goes on behind its current batch.
+            loop.end_reading()
+            at = loop.batches.start(loop.current.number + 1)
+            if loop.is_endless:
+                loop.batches = self._batches_of_passes(loop.key)
+            else:
+                loop.batches = self._batches_in(loop.start.epoch, loop.key)
+                loop.num_batches = len(loop.batches)
+            loop.begin = loop.batches.number_at(at)
 
     def refuse_autoscale(self, why: str) -> None:
         """Refuse a loop in which batch sizes cannot change.
