@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from operator import index
 from typing import Any, NoReturn
 
-from elasticrun.data.loader_state import LoaderState
 from elasticrun.data.order.batches import SizePlan, check_size
 from elasticrun.errors import (
     ElasticRunError,
@@ -74,28 +73,6 @@ def _check_plan(sizes: Mapping[Any, Any]) -> SizePlan:
         for samples, size in sizes.items()
     }
     return tuple(sorted(checked.items()))
-
-
-def check_autoscale(state: LoaderState, max_batch_size: int) -> None:
-    """Refuse to let the job decide sizes that are fixed otherwise."""
-    what = None
-    if not state.has_sizes:
-        what = "batch_sampler gives batches their sizes"
-    elif state.plan is not None and len(state.plan) > 1:
-        what = "batch_size is a plan"
-    elif state.fingerprint["drop_last"]:
-        what = "with drop_last a change of size would change which samples are left out"
-    if what is not None:
-        raise ValueError(
-            f"autoscale of `{state.loader_name}`, but {what}. Give the loader one "
-            "batch_size to begin with, and nothing that depends on it."
-        )
-    first = state.sizes[0][1]
-    if max_batch_size < first:
-        raise ValueError(
-            f"max_batch_size={max_batch_size} is below batch_size={first}, with which "
-            "it begins."
-        )
 
 
 def check_seed(seed: Any) -> int:

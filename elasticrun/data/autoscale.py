@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elasticrun.adaptive.decision import next_size
 from elasticrun.data.loader_state import LoaderState
-from elasticrun.data.step_times import StepTimes
+from elasticrun.data.order.batches import check_size
 from elasticrun.errors import ElasticRunError, LoopOrderError
 from elasticrun.job.job import Job
 from elasticrun.job.loop import LoopStart
@@ -22,7 +22,43 @@ class Autoscaler:
     decision, so that it is in that checkpoint, and use it once that is committed.
     """
 
-    def __init__(self, job: Job, state: LoaderState, times: StepTimes) -> None:
+    def __init__(
+        self,
+        job: Job,
+        state: LoaderState,
+        max_batch_size: int,
+        *,
+        min_efficiency: float,
+    ) -> None:
+        times, what = state.times, None
+        if times is None:
+            what = "batch_sampler gives batches their sizes"
+        elif state.plan is not None and len(state.plan) > 1:
+            what = "batch_size is a plan"
+        elif state.fingerprint["drop_last"]:
+            what = "with drop_last a change of size would change what is left out"
+        if times is None or what is not None:
+            raise ValueError(
+                f"autoscale of `{state.loader_name}`, but {what}. Give the loader one "
+                "batch_size to begin with, and nothing that depends on it."
+            )
+        first = state.sizes[0][1]
+        max_batch_size = check_size("max_batch_size", max_batch_size)
+        if max_batch_size < first:
+            raise ValueError(
+                f"max_batch_size={max_batch_size} is below batch_size={first}, with "
+                "which it begins."
+            )
+        if not 0 <= min_efficiency <= 1:
+            raise ValueError(f"min_efficiency={min_efficiency} must be from 0 to 1.")
+        if job.boundary.has_decider:
+            raise ElasticRunError(
+                f"autoscale of `{state.loader_name}` was called, but not for the first "
+                "time. A job chooses the batch size of one loader, the one it trains "
+                "with. Call autoscale once."
+            )
+        times.max_batch_size = max_batch_size
+        times.min_efficiency = min_efficiency
         self._job = job
         self._state = state
         self._times = times

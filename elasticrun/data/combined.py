@@ -33,6 +33,7 @@ _REFUSED_MODES = {
 }
 
 
+_STEPS = ((0, 1),)  # As sizes of batches: the index counts them.
 _RUNS_AHEAD = 100  # Of steps with one division, in which another one is looked for.
 
 
@@ -264,14 +265,14 @@ class CombinedLoader(ResumableLoader):
         for member in self._members.values():
             member._check_endless()
 
-    # Its batches are steps, each of which is one of the index.
+    # Its batches are the steps.
 
     def _batches_in(self, epoch: int, key: int = 0) -> SizedBatches:
         del key
         members = list(self._members.values())
         lengths = [len(member._order.batches(epoch)) for member in members]
         if self._mode == "min_size":
-            return _steps(min(lengths))
+            return SizedBatches(_STEPS, min(lengths))
         if 0 in lengths and any(lengths):
             member = members[lengths.index(0)]
             raise ValueError(
@@ -279,15 +280,11 @@ class CombinedLoader(ResumableLoader):
                 "(mode='max_size_cycle'), but has no batch: it has too few samples for "
                 "one, and drop_last=True. Leave drop_last out, or take smaller batches."
             )
-        return _steps(max(lengths))
+        return SizedBatches(_STEPS, max(lengths))
 
     def _batches_of_passes(self, key: int = 0) -> SizedBatches:
         del key
-        return _steps(MAX_LISTS)
-
-
-def _steps(num_steps: int) -> SizedBatches:
-    return SizedBatches(((0, 1),), num_steps)
+        return SizedBatches(_STEPS, MAX_LISTS)
 
 
 class JointSteps:

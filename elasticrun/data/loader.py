@@ -29,7 +29,6 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.data.arguments import (
-    check_autoscale,
     check_dataset,
     check_in_order,
     check_made_again,
@@ -45,7 +44,6 @@ from elasticrun.data.order.batches import (
     ListedOrder,
     SampleOrder,
     SizedBatches,
-    check_size,
 )
 from elasticrun.data.order.lanes import DealtLanes
 from elasticrun.data.order.maps import NoBatchSampler, as_map, check_sampler
@@ -73,7 +71,6 @@ from elasticrun.data.workers.changes import Seen, changed, seen
 from elasticrun.data.workers.device import is_read_ahead, moved, on_device
 from elasticrun.data.workers.lanes import reader_of_lanes
 from elasticrun.data.workers.reader import BatchReader, reader_of
-from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import whole_number
 from elasticrun.job.loop import NOTHING, LoopStart, MicroBatch
@@ -381,20 +378,9 @@ class AdaptiveDataLoader(ResumableLoader, DataLoader[Sample]):  # type: ignore[m
         if job.virtual is not None:
             refuse_virtual("autoscale, which decides by measured times,")
         need_lengths(self.dataset, "autoscale")
-        check_autoscale(self._state, check_size("max_batch_size", max_batch_size))
-        if not 0 <= min_efficiency <= 1:
-            raise ValueError(f"min_efficiency={min_efficiency} must be from 0 to 1.")
-        if job.boundary.has_decider:
-            raise ElasticRunError(
-                f"autoscale of `{self.name}` was called, but not for the first time. A "
-                "job chooses the batch size of one loader, the one it trains with. "
-                "Call autoscale once."
-            )
-        times = self._state.times
-        assert times is not None  # Batches have planned sizes.
-        times.max_batch_size = max_batch_size
-        times.min_efficiency = min_efficiency
-        self._autoscaler = Autoscaler(job, self._state, times)
+        self._autoscaler = Autoscaler(
+            job, self._state, max_batch_size, min_efficiency=min_efficiency
+        )
         job.boundary.decide_by(self._autoscaler.decide)
         object.__setattr__(self, "batch_size", None)  # As with any plan.
 

@@ -142,11 +142,6 @@ class LoaderState(BaseState):
         return (*(self.plan or ()), *self._decided)
 
     @property
-    def has_sizes(self) -> bool:
-        """Whether global batches are cut by a plan of sizes."""
-        return self._order is not None
-
-    @property
     def num_samples(self) -> int:
         """Samples in a loop over one pass."""
         return int(self._fingerprint["num_samples"])
