@@ -46,11 +46,10 @@ class CombinedLoader(ResumableLoader):
             ...
 
     The batches come in the form in which the members were given: a dictionary, or a
-    list. Global batch k of each member in the loop depends on (seed,
-    epoch, loop, k) alone. Where `max_local_batch_size` cuts the
-    batch of one member, the others' are cut into as many micro-batches. A member is at
-    its own place in the loop: `labeled.num_valid`, `labeled.batch_index` and the like
-    mean its part.
+    list. Global batch k of each member in the loop depends on (seed, epoch, loop, k)
+    alone. Where `max_local_batch_size` cuts the batch of one member, the others' are
+    cut into as many micro-batches. A member is at its own place in the loop:
+    `labeled.num_valid`, `labeled.batch_index` and the like mean its part.
 
     Say whose samples a loss is over: `model.weigh(loss, member=labeled)`, or multiply
     it with `labeled.loss_weight` under your own DDP or FSDP. This is needed where the

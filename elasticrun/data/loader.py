@@ -96,8 +96,7 @@ class AdaptiveDataLoader(ResumableLoader, DataLoader[Sample]):  # type: ignore[m
     arguments are torch's (num_workers, collate_fn, pin_memory, timeout,
     worker_init_fn, multiprocessing_context, generator, prefetch_factor,
     persistent_workers); `in_order=False` is accepted, but batches keep their order.
-    Tensors of up to 128 KiB come from workers by
-    value, not in shared memory.
+    Tensors of up to 128 KiB come from workers by value, not in shared memory.
 
     Collective: make and iterate it on every replica, in the same order.
     Replay: a loop that was finished before the restart yields nothing; the interrupted
@@ -554,11 +553,13 @@ class AdaptiveDataLoader(ResumableLoader, DataLoader[Sample]):  # type: ignore[m
         )
 
     def _trace(self, trace: Trace) -> None:
-        loop, streams = self.running_loop, self.dataset
+        loop, dataset = self.running_loop, self.dataset
         _, indices, part, places = loop.current
         if isinstance(indices, torch.Tensor):
             indices = indices.tolist()
-        is_read = isinstance(streams, InLanes)
+        streams: list[tuple[str, int]] = []
+        if isinstance(dataset, InLanes):
+            streams = [dataset.place(index) for index in indices]
         assert loop.start is not None
         trace.write(
             epoch=loop.start.epoch,
@@ -569,7 +570,7 @@ class AdaptiveDataLoader(ResumableLoader, DataLoader[Sample]):  # type: ignore[m
             indices=indices,
             num_valid=part.num_valid,
             places=places,
-            streams=[streams.place(index) for index in indices] if is_read else (),
+            streams=streams,
             member=self.name if loop.part_of else None,
         )
 
