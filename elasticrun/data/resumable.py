@@ -424,18 +424,25 @@ class ResumableLoader(ABC):
 
     def _stop_loop(self, ending: LoopEnd) -> None:
         """End what reads the running loop."""
-        loop = self.running_loop
-        if ending == "break" and loop.start is not None and not loop.start.inside:
+        position = self._position_in_loop()
+        if ending == "break" and position is not None:
             # Where that was is what `state_dict` says until another loop begins.
-            progress = current_job().progress
-            part = loop.current.part
-            index = progress.index + part.advance * part.is_step
-            position = replace(progress.position, index=index)
-            self._left = (progress.num_begun_loops, position)
+            self._left = (current_job().progress.num_begun_loops, position)
         try:
             self._stop()
         finally:
             self.running_loop = RunningLoop()
+
+    def _position_in_loop(self) -> Position | None:
+        """Return where the running loop is once its batch is complete, if it has one.
+
+        A loop in the body of another one has no position.
+        """
+        loop = self.running_loop
+        if loop.start is None or loop.start.inside:
+            return None
+        position, part = current_job().progress.position, loop.current.part
+        return replace(position, index=position.index + part.advance * part.is_step)
 
     # Checkpoints of one's own.
 
@@ -455,18 +462,15 @@ class ResumableLoader(ABC):
                 f"`{self.running_loop.part_of}`. Take that loader's state_dict()."
             )
         progress = current_job().progress
+        position = self._position_in_loop()
+        if position is None and self._left is not None:
+            num_begun, left = self._left
+            position = left if num_begun == progress.num_begun_loops else None
+        if position is not None:
+            return self._state.encode(position, position.index)
         position = progress.position
-        index = None
-        loop = self.running_loop
-        if loop.start is not None and not loop.start.inside:
-            part = loop.current.part
-            index = position.index + part.advance * part.is_step
-        elif self._left is not None and self._left[0] == progress.num_begun_loops:
-            position = self._left[1]
-            index = position.index
-        elif position.loader == self.name:
-            index = position.index
-        return self._state.encode(position, index)
+        is_own = position.loader == self.name
+        return self._state.encode(position, position.index if is_own else None)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next loop continue where `state_dict` was taken, at any world size.
