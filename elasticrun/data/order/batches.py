@@ -2,7 +2,7 @@
 
 1. Batches are three functions, whatever makes them: batch k begins at the index
    `start(k)`, has `size(k)` samples, and `number_at(index)` is the batch that begins at
-   an index. The index counts samples; with a `batch_sampler` of one's own, batches.
+   an index. The index counts samples; with the user's own `batch_sampler`, batches.
 2. An order is a function from positions to indices of the data set, for many positions
    at once. A loop's key, a hash of seed, epoch and loop, gives it one.
 3. Passes without end have an order each, by a key hashed from theirs and the number of
@@ -196,7 +196,7 @@ class CycledBatches:
 
 @dataclass(frozen=True)
 class ListedBatches:
-    """Batches that are lists of one's own; the index counts them."""
+    """Batches that are the user's own lists; the index counts them."""
 
     num_batches: int
     size_of: Callable[[int], int]
@@ -313,7 +313,9 @@ class SampleOrder:
 
 @dataclass(eq=False)
 class ListedOrder:
-    """The same of batches that are lists of one's own; the index counts batches.
+    """The user's own lists as batches, in the order of each loop over a loader.
+
+    Its methods are those of `SampleOrder`; the index counts batches.
 
     Attributes:
         batch_sampler: A map from a batch's number to its data-set indices.

@@ -147,7 +147,7 @@ NO_BATCH = MicroBatch(0, [], Part(0, 0, 0, 0, True, 0, 0, 1.0))
 
 
 def end_nothing() -> None:
-    """End what does not read."""
+    """Stand for `RunningLoop.end_reading` where nothing reads."""
 
 
 @dataclass(slots=True, eq=False)

@@ -1,8 +1,12 @@
 """Reads the batches of a loop, in this process or by a plain DataLoader.
 
-In place of a data set, `InMemory` reads plain tensors a batch at a time. `Reader` reads
-where draws are to depend on the position alone, in workers for example: it is sent a
-`ReadRequest` for each batch, in place of a list of indices.
+There are three ways to read (`reader_of`):
+
+1. Tensors of a plain `TensorDataset` are indexed, a batch at once (`InMemory`). To read
+   them sample by sample, and collate that, takes fifty times as long.
+2. Where draws are to depend on the position alone, in workers for example, `Reader`
+   seeds the generators first. It is sent a `ReadRequest` in place of a list of indices.
+3. Else the data set reads, and draws on the program's own generators, as with torch.
 """
 
 from __future__ import annotations
@@ -88,7 +92,14 @@ class BatchReader(ABC):
 
 
 class Source(NamedTuple):
-    """What is read: see `BatchReader` for the last two."""
+    """What a reader reads.
+
+    Attributes:
+        dataset: Is asked for all samples of a micro-batch at once.
+        collate: Makes the batch of them.
+        is_seeded: As of `BatchReader`.
+        split: As of `BatchReader`.
+    """
 
     dataset: Any
     collate: Callable[[Any], Any]
@@ -135,7 +146,7 @@ def reader_of(
 
 
 class _Here(BatchReader):
-    """Reads in this process; torch's own iterator would take as long for nothing else.
+    """Reads in this process, where torch's own iterator would only take longer.
 
     Profilers see the reading under the name that torch gives it.
     """
@@ -372,7 +383,6 @@ def _rebuild(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.T
 class InMemory:
     """The tensors of a plain `TensorDataset`, a batch by one indexing operation.
 
-    To read samples one by one and collate them takes fifty times as long.
     What comes out has the bits, the form and the strides that reading sample by sample
     and torch's default collate give.
     """
