@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from elasticrun.data.samplers import LengthGroups as LengthGroups
     from elasticrun.data.samplers import RandomWindows as RandomWindows
     from elasticrun.data.samplers import WeightedDraws as WeightedDraws
-    from elasticrun.data.streams.endless import Endless as Endless
     from elasticrun.data.streams.files import ParquetRows as ParquetRows
+    from elasticrun.data.streams.files import ResidentShards as ResidentShards
     from elasticrun.data.streams.files import TarShards as TarShards
     from elasticrun.data.streams.files import TextLines as TextLines
     from elasticrun.data.streams.files import TokenFiles as TokenFiles
     from elasticrun.data.streams.mixed import Mixed as Mixed
     from elasticrun.data.streams.packed import Packed as Packed
-    from elasticrun.data.streams.resident import ResidentShards as ResidentShards
     from elasticrun.data.streams.streams import Streams as Streams
+    from elasticrun.data.streams.uncounted import Endless as Endless
     from elasticrun.data.streams.uncounted import Uncounted as Uncounted
     from elasticrun.errors import AgreementError as AgreementError
     from elasticrun.errors import CheckpointError as CheckpointError
@@ -63,13 +63,11 @@ _NAMES = {
     "data.combined": "CombinedLoader current_dataloader",
     "data.loader": "AdaptiveDataLoader",
     "data.samplers": "ElasticSampler LengthGroups RandomWindows WeightedDraws",
-    "data.streams.endless": "Endless",
-    "data.streams.files": "ParquetRows TarShards TextLines TokenFiles",
+    "data.streams.files": "ParquetRows ResidentShards TarShards TextLines TokenFiles",
     "data.streams.mixed": "Mixed",
     "data.streams.packed": "Packed",
-    "data.streams.resident": "ResidentShards",
     "data.streams.streams": "Streams",
-    "data.streams.uncounted": "Uncounted",
+    "data.streams.uncounted": "Endless Uncounted",
     "errors": "AgreementError CheckpointError CheckpointWarning ElasticRunError "
     "JobStopped LoopOrderError StateNameError",
     "job.accumulator": "Accumulator",

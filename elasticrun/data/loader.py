@@ -64,9 +64,13 @@ from elasticrun.data.order.shares import (
 from elasticrun.data.resumable import ResumableLoader
 from elasticrun.data.step_times import StepTimes
 from elasticrun.data.streams.mixed import Mixed
-from elasticrun.data.streams.settling import Settling, full, settled
 from elasticrun.data.streams.streams import InLanes, lanes_of
 from elasticrun.data.streams.uncounted import Uncounted, need_lengths, with_lanes
+from elasticrun.data.streams.uncounted_batches import (
+    Delivery,
+    all_batches,
+    full_batches,
+)
 from elasticrun.data.workers.changes import Seen, changed, seen
 from elasticrun.data.workers.device import is_read_ahead, moved, on_device
 from elasticrun.data.workers.lanes import reader_of_lanes
@@ -252,6 +256,7 @@ class AdaptiveDataLoader(ResumableLoader, DataLoader[Sample]):  # type: ignore[m
                 "drop_last": drop_last,
                 "order": self._order.checksum,
             },
+            contents=dataset.contents if isinstance(dataset, InLanes) else (),
             made={
                 "even_batches": self.shares.is_padded,
                 "seed_each": seed_each,
@@ -489,12 +494,12 @@ class AdaptiveDataLoader(ResumableLoader, DataLoader[Sample]):  # type: ignore[m
         batches = reader.start(plan, loop.key)
         loop.end_reading = partial(reader.end, batches)
         if is_uncounted:
-            return self._settled(loop, plan, batches)
+            return self._read_uncounted(loop, plan, batches)
         if self.device is not None:
             batches = on_device(batches, self.device, is_ahead=self._is_ahead)
         return delivered(loop, plan.in_flight, batches)
 
-    def _settled(
+    def _read_uncounted(
         self, loop: RunningLoop, plan: LoopPlan, batches: Iterator[Any]
     ) -> Iterator[Any]:
         """Deliver the batches of streams that nobody has counted."""
@@ -508,13 +513,13 @@ class AdaptiveDataLoader(ResumableLoader, DataLoader[Sample]):  # type: ignore[m
         def padding() -> Any:
             return collated([streams.padding()])
 
-        how = Settling(self.shares, streams.lanes.num_lanes, padding)
+        how = Delivery(self.shares, streams.lanes.num_lanes, padding)
         if self.drop_last:  # Samples come one by one, since batches are full ones.
-            at = loop.start.at
-            return full(loop, plan.in_flight, batches, how, at=at, collate=collated)
+            at, asked = loop.start.at, plan.in_flight
+            return full_batches(loop, asked, batches, how, at=at, collate=collated)
         if self.device is not None:
             batches = on_device(batches, self.device, is_ahead=self._is_ahead)
-        return settled(loop, plan.in_flight, batches, how)
+        return all_batches(loop, plan.in_flight, batches, how)
 
     def _reader(self) -> BatchReader:
         """Return what reads the next loop, by the workers of the last one if it can."""

@@ -8,10 +8,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
 from elasticrun.checkpoint.position import Position
-from elasticrun.checkpoint.states.expected import COUNT, FLAG, SIZES, check_values
+from elasticrun.checkpoint.states.expected import (
+    COUNT,
+    FLAG,
+    SIZES,
+    TEXT,
+    check_values,
+    or_none,
+)
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.data.order.batches import STREAMS, SampleOrder, SizePlan
 from elasticrun.data.step_times import StepTimes
+from elasticrun.data.streams.index import Contents
 from elasticrun.errors import CheckpointError
 from elasticrun.job.current import current_job
 from elasticrun.job.cursor import Cursor
@@ -32,6 +40,8 @@ _CURSOR = "cursor"
 _RUN = "passes_by_hand"
 _DECIDED = "decided_batch_sizes"
 _TIMES = "step_times"
+_CONTENTS = "streams"
+_MOST_TOLD = 3  # Streams that have changed.
 
 _WORDS = {
     "num_samples": "samples in the data set (or its sampler)",
@@ -97,6 +107,7 @@ class LoaderState(BaseState):
     Args:
         order: Is given other sizes of batches, where they were decided.
         times: Of the steps of its loops, where batches have planned sizes.
+        contents: Of data in streams, what tells which of them have changed.
 
     Attributes:
         plan: The sizes of its global batches, as the program gives them; None of a
@@ -116,12 +127,14 @@ class LoaderState(BaseState):
         plan: SizePlan | None,
         order: SampleOrder | None = None,
         times: StepTimes | None = None,
+        contents: Contents = (),
     ) -> None:
         super().__init__(default if name is None else f"loader.{name}")
         self.loader_name = default
         self._fingerprint = fingerprint
         self.plan = plan
         self._order = order
+        self._contents = contents
         self.times = times
         self._decided: SizePlan = ()
         self.pending: tuple[int, int] | None = None
@@ -181,14 +194,20 @@ class LoaderState(BaseState):
             values[_CURSOR] = self.cursor.encode()
         if self.run is not None:
             values[_RUN] = list(self.run)
+        if self._contents:
+            values[_CONTENTS] = self._contents
         fileobj.write(json.dumps(values).encode())
 
     def load(self, fileobj: BinaryIO) -> None:
         """Check the saved fingerprint, and take the cursor."""
         values, more = json.loads(fileobj.read()), {}
         if isinstance(values, dict):  # Anything else is refused below.
-            keys = values.keys() & {_CURSOR, _RUN, _DECIDED, _TIMES}
+            keys = values.keys() & {_CURSOR, _RUN, _DECIDED, _TIMES, _CONTENTS}
             more = {key: values.pop(key) for key in keys}
+        contents = more.get(_CONTENTS, ())
+        check_values(
+            contents, [(TEXT, or_none(COUNT), TEXT)], name=f"{self.name}.{_CONTENTS}"
+        )
         decided = more.get(_DECIDED, ())
         check_values(decided, SIZES, name=f"{self.name}.{_DECIDED}")
         self._decide(())
@@ -199,13 +218,15 @@ class LoaderState(BaseState):
             values[_SIZES], decided = self.fingerprint[_SIZES], ()
         is_new = _CURSOR not in more and not decided
         if is_new and self._is_between_epochs(values):
-            values = self._with_other_data(values)
+            values, contents = self._with_other_data(values), ()
         self._check_fingerprint(
             values,
             whose=f"the checkpoint's loader `{self.loader_name}`",
             remedy="Give the loader what it had, or start anew with another checkpoint "
             "directory. Files of streams may be added once an epoch has ended.",
+            contents=contents,
         )
+        self._warn_of_rewritten(contents)
         self._decide(tuple((int(seen), int(size)) for seen, size in decided))
         if _CURSOR in more:
             self.cursor.decode(more[_CURSOR], resume=current_job().progress.body)
@@ -282,7 +303,40 @@ class LoaderState(BaseState):
             )
         return {**saved, **data}
 
-    def _check_fingerprint(self, saved: Any, *, whose: str, remedy: str) -> None:
+    def _warn_of_rewritten(self, saved: Contents) -> None:
+        """Say which streams of an epoch that goes on are others, as long as before."""
+        stamps = {name: stamp for name, _, stamp in self._contents}
+        rewritten = [n for n, _, stamp in saved if stamps.get(n, stamp) != stamp]
+        if rewritten and current_job().rank == 0:
+            logger.warning(
+                "`%s` reads %s, written anew since the checkpoint%s. As many samples "
+                "are in there, so the loop goes on with what they are now",
+                self.loader_name,
+                rewritten[0],
+                f", and {len(rewritten) - 1} more" if len(rewritten) > 1 else "",
+            )
+
+    def _changes(self, saved: Contents) -> list[str]:
+        """Return which streams have other lengths now, in words."""
+        had = {name: length for name, length, _ in saved}
+        have = {name: length for name, length, _ in self._contents}
+        changes = [
+            f"{'no' if before is None else before} samples in {name}, but now "
+            f"{'none' if now is None else now}"
+            for name in {**had, **have}
+            if (before := had.get(name)) != (now := have.get(name))
+        ]
+        more = len(changes) - _MOST_TOLD
+        return changes[:_MOST_TOLD] + [f"so with {more} others"] * (more > 0)
+
+    def _check_fingerprint(
+        self,
+        saved: Any,
+        *,
+        whose: str,
+        remedy: str,
+        contents: Contents = (),
+    ) -> None:
         """Raise if a saved fingerprint is not that of this loader."""
         own = self.fingerprint
         if not isinstance(saved, dict) or set(saved) != set(own):
@@ -304,9 +358,15 @@ class LoaderState(BaseState):
             )
         differing = [key for key in own if saved[key] != own[key]]
         if differing:
+            changes = self._changes(contents) if contents else []
+            if changes:
+                differing = [k for k in differing if k not in ("num_samples", "order")]
             values = "; ".join(
-                f"{saved[key]!r} {_WORDS[key]}, but now {own[key]!r}"
-                for key in differing
+                [
+                    f"{saved[key]!r} {_WORDS[key]}, but now {own[key]!r}"
+                    for key in differing
+                ]
+                + changes
             )
             raise CheckpointError(
                 f"{whose} had {values}. With other batches, samples would be skipped "

@@ -25,6 +25,7 @@ from elasticrun.data.order.plan import (
     passes_key,
 )
 from elasticrun.data.step_times import StepTimes
+from elasticrun.data.streams.index import Contents
 from elasticrun.errors import CheckpointError, LoopOrderError
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import whole_number
@@ -70,6 +71,7 @@ class ResumableLoader(ABC):
         progress: bool,
         order: SampleOrder | None = None,
         times: StepTimes | None = None,
+        contents: Contents = (),
     ) -> None:
         self.name = name if name is not None else f"loader-{job.num_loaders}"
         job.num_loaders += name is None
@@ -82,6 +84,7 @@ class ResumableLoader(ABC):
             plan=plan,
             order=order,
             times=times,
+            contents=contents,
         )
         self._autoscaler: Autoscaler | None = None
         job.register(self._state)

@@ -1,4 +1,4 @@
-"""Streams in files: lines of text, tar shards, Parquet, tokens."""
+"""Kinds of streams: lines of text, tar shards, Parquet, tokens, shards in memory."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import io
 import itertools
 import operator
 import os
+import re
 import stat
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -29,6 +30,10 @@ _NEWLINE = 10
 _ROWS_AT_ONCE = 512
 _PACKED = (".gz", ".zst", ".bz2", ".xz")
 _REQUEST = 4 << 20  # Bytes that a block has at least in an object store.
+# In a tar shard, by WebDataset: a sample's member, and one that tells of the shard.
+_NAME = re.compile(r"((?:.*/)?[^.]+)\.([^/]*)")
+_ABOUT = re.compile(r"__[^/]*__(/|$)")
+_NPY = b"\x93NUMPY"
 _without_end = operator.methodcaller("rstrip", "\r\n")
 
 
@@ -163,8 +168,9 @@ class TarShards(Streams):
     """The samples of tar files, in WebDataset's convention.
 
     Members that follow each other and have one name up to the first dot of its last
-    part are one sample: a dictionary from what comes after the dot to the bytes, and
-    "__key__" to the name.
+    part are one sample: a dictionary from what comes after the dot, in lower case, to
+    the bytes, and "__key__" to the name. Members without a dot, and such as `__meta__`,
+    are none.
 
         shards = TarShards("s3://bucket/train-*.tar", transform=decode)
 
@@ -177,24 +183,35 @@ class TarShards(Streams):
     def __init__(self, paths: Paths, **options: Any) -> None:
         super().__init__(paths_of(paths), **options)
 
+    stride = 16  # To pass over a sample takes as long as reading a hundred lines.
+
     def scan(self, stream: int) -> Scan:
         """Count the samples; a mark is the offset of the first member's header."""
-        offsets = [offset for offset, _ in self._samples(stream, 0, are_read=False)]
-        marks, size = np.array(offsets[::STRIDE] or [0], np.int64), sum(offsets[-1:])
+        offsets = [offset for offset, _ in self._samples(stream, 0, None)]
+        marks, size = (
+            np.array(offsets[:: self.stride] or [0], np.int64),
+            sum(offsets[-1:]),
+        )
         begins = begins_of(self.names[stream], len(offsets), size)
         return Scan(len(offsets), marks, begins=begins, size=size)
 
     def open(self, stream: int, first: int) -> Iterator[dict[str, Any]]:
         number, offset = self.mark(stream, first)
-        samples = self._samples(stream, int(offset), are_read=True)
-        for _, sample in itertools.islice(samples, first - number, None):
+        passed = first - number
+        samples = self._samples(stream, int(offset), passed)
+        for _, sample in itertools.islice(samples, passed, None):
             yield sample
 
     def _samples(
-        self, stream: int, offset: int, *, are_read: bool
+        self, stream: int, offset: int, first: int | None
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the offset of each sample from one on, and its content."""
-        begin = offset
+        """Yield the offset of each sample from one on, and its content.
+
+        Args:
+            first: How many there are before the first one whose content is read; None
+                to read none.
+        """
+        begin, number = offset, -1
         sample: dict[str, Any] = {"__key__": ""}
         with open_file(self.names[stream]) as file:
             skip_to(file, offset)
@@ -202,26 +219,30 @@ class TarShards(Streams):
             with tarfile.open(fileobj=file, mode=mode, tarinfo=_Member) as shard:
                 for member in shard:
                     if not member.isfile():
-                        if not (member.isdir() or are_read):
+                        if first is None and not member.isdir():
                             logger.warning(
                                 "%s: %s is left out: it is a link or a device",
                                 self.names[stream],
                                 member.name,
                             )
                         continue
-                    folder, slash, last = member.name.rpartition("/")
-                    base, _, kind = last.partition(".")
-                    key = folder + slash + base
+                    named = _NAME.fullmatch(member.name)
+                    if named is None or _ABOUT.match(member.name):
+                        continue
+                    key, kind = named[1], named[2].lower()
                     if key != sample["__key__"]:
                         if len(sample) > 1:
                             yield begin, sample
                         begin, sample = member.offset, {"__key__": key}
+                        number += 1
                     if kind in sample:
                         raise ElasticRunError(
                             f"{self.names[stream]} has two members {member.name} in a "
                             "row, which would be one sample. Name them differently."
                         )
-                    content = shard.extractfile(member) if are_read else None
+                    content = None
+                    if first is not None and number >= first:
+                        content = shard.extractfile(member)
                     sample[kind] = None if content is None else content.read()
                     shard.members = []  # type: ignore[attr-defined]  # It would grow.
         if len(sample) > 1:
@@ -292,7 +313,8 @@ class TokenFiles(Streams):
     the last one; what is left at the end of a file is left out.
 
     Args:
-        paths: Files of one NumPy type, nothing else in them; no URLs.
+        paths: Files of one NumPy type, nothing else in them, or of `numpy.save`'s, with
+            a type of their own; no URLs.
         length: Tokens in a sequence, without that one more.
         dtype: The type of a token.
         options: Those of `Streams`.
@@ -326,6 +348,62 @@ class TokenFiles(Streams):
     def _tokens(self, stream: int) -> Any:
         name = self.names[stream]
         _check_plain(name)
-        if os.path.getsize(name) == 0:  # Which cannot be mapped.
+        with open(name, "rb") as file:
+            begin = file.read(len(_NPY))
+        if not begin:  # Which cannot be mapped.
             return np.empty(0, self._dtype)
-        return np.memmap(name, self._dtype, mode="r")
+        if begin != _NPY:
+            return np.memmap(name, self._dtype, mode="r")
+        tokens = np.load(name, mmap_mode="r")
+        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+            raise ElasticRunError(
+                f"{name} has an array of shape {tokens.shape} and type {tokens.dtype}, "
+                "not a row of tokens. Save one dimension of whole numbers."
+            )
+        return tokens
+
+
+class ResidentShards(Streams):
+    """Shards of which each replica loads its part once, and keeps it.
+
+        shards = ResidentShards(
+            lambda n: torch.load(f"shard-{n}.pt", map_location=elasticrun.device()),
+            lengths=[50_000] * 64,
+        )
+
+    Which shards a replica loads depends on its rank and the world size alone, so it
+    holds its share of the data in all epochs. They are loaded when a loader is made:
+    before a rescaling, while the old replicas still train. At the end of unequal
+    shards, a replica without a sample also loads another one's shard. With fewer lanes
+    than replicas each one loads everything.
+
+    Args:
+        load: From the number of a shard to its samples, in something that is indexed.
+        lengths: Samples of each shard.
+        options: Those of `Streams`.
+    """
+
+    def __init__(
+        self, load: Callable[[int], Any], lengths: Sequence[int], **options: Any
+    ) -> None:
+        names = [f"shard {number}" for number in range(len(lengths))]
+        super().__init__(names, lengths=lengths, **options)
+        self._load = load
+        self._held: dict[int, Any] = {}
+
+    keeps_streams = True
+
+    def prepare(self, rank: int, world_size: int) -> None:
+        are_shared = self.lanes.num_lanes < world_size
+        for stream, lane in enumerate(self.lanes.lane_of_stream):
+            if are_shared or lane % world_size == rank:
+                self._shard(stream)
+
+    def open(self, stream: int, first: int) -> Iterator[Any]:
+        shard = self._shard(stream)
+        return (shard[number] for number in range(first, len(shard)))
+
+    def _shard(self, stream: int) -> Any:
+        if stream not in self._held:
+            self._held[stream] = self._load(stream)
+        return self._held[stream]

@@ -1,15 +1,15 @@
-"""How long each stream is, and where its samples begin: counted once, kept in files."""
+"""How long streams are, and where their samples begin: counted once, and kept."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
 import hashlib
-import io
+import json
 import os
-import threading
-import zipfile
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,9 +23,13 @@ from elasticrun.logger import Logger
 
 logger = Logger(__name__)
 
+# Of each stream its name, its samples if they are known, and what shows that its
+# content is the same: see `stamp_of`.
+Contents = Sequence[tuple[str, int | None, str]]
+
 STRIDE = 256  # Samples from one mark to the next.
 _NUM_THREADS = 8
-_PARSING = threading.Lock()
+_MOST_PASSED = 1 << 16  # Bytes that an index may have in vain, beside its half.
 _BAR_AFTER_SECONDS = 2.0
 
 
@@ -49,60 +53,130 @@ class Scan(NamedTuple):
     size: int = 0
 
 
-class Stream(NamedTuple):
-    """A stream whose scan may be kept.
+class Index:
+    """What is known of streams that are counted alike: a line each, in one file.
 
-    Attributes:
-        kind: How it is counted.
-        stamp: What shows that its content is the same: size and time of a file.
+    All processes append to it, and read what others have appended since: so they share
+    the work without waiting for each other. The last line of a stream counts. One that
+    is torn, as where two machines append at once through a network, has another
+    checksum, and the stream is counted again.
+
+    Args:
+        kind: How the streams are counted.
     """
 
-    kind: str
-    name: str
-    stamp: str
+    def __init__(self, directory: Path, kind: str) -> None:
+        name = hashlib.sha256(kind.encode()).hexdigest()[:32]
+        self._path = directory / f"{name}.index"
+        self._known: dict[str, tuple[str, bytes]] = {}  # Stamp and line of each name.
+        self._num_read = self._file = 0  # Bytes of it, and which file that was.
 
-    @property
-    def file_name(self) -> str:
-        """The name of the file in which its scan is kept."""
-        text = f"{self.kind}\0{self.name}".encode()
-        return f"{hashlib.sha256(text).hexdigest()[:32]}.npz"
+    def find(self, name: str, stamp: str) -> Scan | None:
+        """Return what is known of a stream, if its content is still the same."""
+        for _ in range(2):  # In what was read, and in what others have appended since.
+            known = self._known.get(name)
+            if known is not None and known[0] == stamp:
+                return _decoded(known[1])
+            self._read_on()
+        return None
+
+    def add(self, name: str, stamp: str, scan: Scan) -> None:
+        """Keep what is known of a stream.
+
+        Without it the stream is counted again at the next start, so training goes on.
+        """
+        line = _encoded(name, stamp, scan)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self._path, "ab", buffering=0, opener=open_plain) as file:
+                file.write(b"\n" + line)  # What was torn before it ends there.
+        except (OSError, ValueError) as error:
+            _warn_that_not_kept(self._path.parent, str(error))
+
+    def compact(self) -> None:
+        """Write it anew where most of it is of streams that were counted again."""
+        self._read_on()
+        lines = [line for _, line in self._known.values()]
+        if self._num_read > _MOST_PASSED + 2 * sum(map(len, lines)):
+            with contextlib.suppress(OSError):
+                write_anew(self._path, b"\n".join([b"", *lines]))
+
+    def _read_on(self) -> None:
+        """Read what was appended."""
+        try:
+            with open(self._path, "rb", opener=open_plain) as file:
+                about = os.fstat(file.fileno())
+                if about.st_ino != self._file:  # It was compacted.
+                    self._num_read, self._file = 0, about.st_ino
+                file.seek(self._num_read)
+                lines = file.read().splitlines(keepends=True)
+        except OSError:
+            return  # There is none yet.
+        except ValueError:  # A link or a pipe, which somebody else has put there.
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+            return
+        if lines and not lines[-1].endswith(b"\n"):
+            del lines[-1]  # Which is being written.
+        self._num_read += sum(map(len, lines))
+        for line in lines:
+            checksum, _, text = line[:-1].partition(b" ")
+            if checksum == b"%08x" % zlib.crc32(text):
+                name, stamp = json.loads(text.partition(b"\t")[0])
+                self._known[name] = stamp, line
+
+
+def _encoded(name: str, stamp: str, scan: Scan) -> bytes:
+    """Return a line: a checksum, what it is of, and what is known."""
+    about: list[Any] = [scan.length, scan.size, scan.marks.shape]
+    for numbers in (scan.marks, scan.broken, scan.begins):
+        data = np.ascontiguousarray(numbers, "<i8").tobytes()
+        about.append(base64.b64encode(data).decode())
+    text = f"{json.dumps([name, stamp])}\t{json.dumps(about)}".encode()
+    return b"%08x %b\n" % (zlib.crc32(text), text)
+
+
+def _decoded(line: bytes) -> Scan:
+    length, size, shape, *kept = json.loads(line.partition(b"\t")[2])
+    arrays = (np.frombuffer(base64.b64decode(text), "<i8") for text in kept)
+    marks, broken, begins = (each.astype(np.int64) for each in arrays)
+    return Scan(length, marks.reshape(shape), broken, begins, size)
 
 
 def scan_all(
     names: Sequence[str],
+    stamps: Sequence[str],
     scan: Callable[[int], Scan],
     *,
-    kind: str,
-    directory: Path | None,
+    index: Index | None,
     rank: int,
     world_size: int,
 ) -> list[Scan]:
-    """Return the scan of each stream, from a file or by reading it now.
+    """Return the scan of each stream, from an index or by reading it now.
 
-    Replicas begin at different streams, and look for what others have written: so that
-    they share the work without waiting for each other.
+    Replicas begin at different streams, and look for what others have counted.
 
     Args:
-        directory: Where scans are kept; None to read all streams at each start.
+        stamps: What shows that the content of each is the same: see `stamp_of`.
+        index: Where scans are kept; None to read all streams at each start.
     """
 
     def scan_one(number: int) -> Scan:
-        if directory is None:
-            return _named(names[number], scan, number)
-        stream = Stream(kind, names[number], stamp_of(names[number]))
-        kept = read_scan(directory, stream)
+        name, stamp = names[number], stamps[number]
+        kept = index.find(name, stamp) if index else None
         if kept is None:
-            kept = _named(names[number], scan, number)
-            write_scan(directory, stream, kept)
+            kept = _named(name, scan, number)
+            if index:
+                index.add(name, stamp, kept)
         return kept
 
+    if index and rank == 0:
+        index.compact()
     first = rank * len(names) // world_size
     numbers = [*range(first, len(names)), *range(first)]
-    with ThreadPoolExecutor(_NUM_THREADS) as pool, _bar(len(names), rank) as bar:
-        scans: dict[int, Scan] = {}
-        for number, made in zip(numbers, pool.map(scan_one, numbers), strict=True):
-            scans[number] = made
-            bar.update()
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        made = _with_bar(pool.map(scan_one, numbers), len(names), rank)
+        scans = dict(zip(numbers, made, strict=True))
     return [scans[number] for number in range(len(names))]
 
 
@@ -125,8 +199,8 @@ def stamp_of(name: str) -> str:
         return ""
     import fsspec
 
-    with fsspec.open(name) as file:  # A file object; nothing is read.
-        about = file.fs.info(file.path) if hasattr(file, "fs") else {}
+    files, path = fsspec.url_to_fs(name)
+    about = files.info(path)
     keys = ("size", "ETag", "etag", "mtime", "LastModified", "updated", "created")
     return " ".join(str(about[key]) for key in keys if key in about)
 
@@ -135,45 +209,6 @@ def stamps_of(names: Sequence[str]) -> list[str]:
     """Return `stamp_of` each name; a storage is asked for several at once."""
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         return list(pool.map(stamp_of, names))
-
-
-def read_scan(directory: Path, stream: Stream) -> Scan | None:
-    """Return what is kept of a stream, if its content is still the same."""
-    try:
-        with open(directory / stream.file_name, "rb", opener=open_plain) as file:
-            data = io.BytesIO(file.read())
-        # NumPy parses each header as Python does a program, and CPython 3.11 counts how
-        # deep that is for all threads together: one that waits in it fails another.
-        with _PARSING:
-            kept = np.load(data, allow_pickle=False)
-            if str(kept["stamp"]) != stream.stamp:
-                return None
-            scan = Scan(
-                int(kept["length"]),
-                kept["marks"],
-                kept["broken"],
-                kept["begins"],
-                int(kept["size"]),
-            )
-    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
-        return None  # None yet, or one that was torn: it is made anew.
-    num_marks, is_whole = len(scan.marks), scan.length >= 0 == scan.broken.ndim - 1
-    is_marked = not num_marks or num_marks * STRIDE >= scan.length
-    return scan if is_whole and is_marked else None
-
-
-def write_scan(directory: Path, stream: Stream, scan: Scan) -> None:
-    """Keep what is known of a stream; a file that is torn is not taken for one.
-
-    Without it the stream is counted again at the next start, so training goes on.
-    """
-    data = io.BytesIO()
-    np.savez(data, stamp=stream.stamp, name=stream.name, **scan._asdict())
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        write_anew(directory / stream.file_name, data.getvalue())
-    except OSError as error:
-        _warn_that_not_kept(directory, error.strerror or str(error))
 
 
 @functools.cache  # Once: a full disk has no room for any of the streams.
@@ -186,24 +221,18 @@ def _warn_that_not_kept(directory: Path, why: str) -> None:
     )
 
 
-def _bar(total: int, rank: int) -> Any:
-    """Return a bar on rank 0 for what takes longer, where tqdm is installed."""
+def _with_bar(scans: Iterator[Scan], total: int, rank: int) -> Iterable[Scan]:
+    """Show a bar on rank 0 for what takes longer, where tqdm is installed."""
     try:
         from tqdm.auto import tqdm
     except ImportError:
-        return _NoBar()
-    return tqdm(
+        return scans
+    bar: Iterable[Scan] = tqdm(
+        scans,
         total=total,
         desc="counting samples",
         unit="stream",
         delay=_BAR_AFTER_SECONDS,
         disable=rank != 0,
     )
-
-
-class _NoBar(contextlib.nullcontext[Any]):
-    def __enter__(self) -> _NoBar:
-        return self
-
-    def update(self) -> None:
-        """Show nothing."""
+    return bar

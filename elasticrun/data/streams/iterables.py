@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from torch.utils.data import IterableDataset
 
 from elasticrun.checkpoint.states.generators import (
     program_generators_kept,
@@ -37,6 +38,17 @@ def streams_of(dataset: Any) -> Streams:
         )
     is_of_hugging_face = hasattr(dataset, "num_shards") and hasattr(dataset, "shard")
     return Shards(dataset) if is_of_hugging_face else Iterated(dataset)
+
+
+def with_end(given: Any, taker: str, *, else_: str = "") -> Streams:
+    """Return the streams that something takes which reads them to their ends."""
+    streams = streams_of(given) if isinstance(given, IterableDataset) else given
+    if not (isinstance(streams, Streams) and streams.has_end):
+        raise TypeError(
+            f"{taker} takes streams that have an end, not {type(streams).__name__}. "
+            f"Give TextLines, another of Streams, or an IterableDataset{else_}."
+        )
+    return streams
 
 
 class _Given(Streams):
@@ -151,6 +163,8 @@ class Iterated(_Given):
         with contextlib.suppress(TypeError):  # Torch's ChainDataset has a len without.
             length = [len(dataset)]
         super().__init__(dataset, [type(dataset).__name__], lengths=length)
+        if length is not None:
+            self._given_by = "its __len__"
         self._start = None  # What it says of its place, if that is in itself.
         if hasattr(dataset, "state_dict") and self._has_own_place(iter(dataset)):
             self._start = copy.deepcopy(dataset.state_dict())

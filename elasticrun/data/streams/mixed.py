@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import zlib
 from bisect import bisect_right
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
+from math import inf
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,7 @@ from torch.utils.data import IterableDataset
 from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.data.order.batches import Passes, check_size
 from elasticrun.data.order.permutation import MAX_INDEX, Order, Permutation
+from elasticrun.data.streams.index import Contents
 from elasticrun.data.streams.iterables import streams_of
 from elasticrun.data.streams.streams import InLanes
 
@@ -105,6 +109,11 @@ class Mixed(InLanes):
     def beginning(self) -> str:
         own = [s.beginning for s in self.sources.values() if isinstance(s, InLanes)]
         return "; ".join(filter(None, own))
+
+    @property
+    def contents(self) -> Contents:
+        own = [s.contents for s in self.sources.values() if isinstance(s, InLanes)]
+        return [*itertools.chain.from_iterable(own)]
 
     def apart(self, *, is_shuffled: bool) -> Mixed:
         own = copy.copy(self)
@@ -304,7 +313,9 @@ def _counts(weights: list[float], block: int) -> _Numbers:
 def _checked_plan(keys: list[Any], weights: Any) -> dict[int, list[float]]:
     """Return a plan of weights in the sources' order."""
     plan = (
-        weights if isinstance(next(iter(weights.values())), Mapping) else {0: weights}
+        weights
+        if isinstance(next(iter(weights.values()), None), Mapping)
+        else {0: weights}
     )
     if 0 not in plan:
         raise ValueError(
@@ -313,7 +324,10 @@ def _checked_plan(keys: list[Any], weights: Any) -> dict[int, list[float]]:
         )
     checked = {}
     for samples, own in plan.items():
-        are_weights = set(own) == set(keys) and min(own.values()) >= 0
+        are_weights = set(own) == set(keys) and all(
+            isinstance(weight, Real) and 0 <= float(weight) < inf
+            for weight in own.values()
+        )
         if not (are_weights and sum(own.values()) > 0):
             raise ValueError(
                 f"weights={own!r}: give each of the sources {keys!r} a number from 0 "

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset
 
 from elasticrun.data.order.batches import check_size
 from elasticrun.data.streams.index import STRIDE, Scan
-from elasticrun.data.streams.iterables import streams_of
+from elasticrun.data.streams.iterables import with_end
 from elasticrun.data.streams.streams import Streams, name_of, text_of
 from elasticrun.errors import ElasticRunError
 
@@ -51,19 +51,11 @@ class Packed(Streams):
         *,
         pad: int | None = None,
     ) -> None:
-        if isinstance(streams, IterableDataset):
-            streams = streams_of(streams)
-        if not isinstance(streams, Streams):
-            raise TypeError(
-                f"Packed takes streams of documents, not {type(streams).__name__}. "
-                "Give TextLines, another of Streams, or an IterableDataset; Mixed "
-                "takes several Packed."
-            )
-        if not streams.has_end:
-            raise TypeError(
-                f"Packed reads documents to the ends of streams, and "
-                f"{type(streams).__name__} has none. Write Endless(Packed(...))."
-            )
+        streams = with_end(
+            streams,
+            "Packed",
+            else_="; Endless takes a Packed, and Mixed several of them",
+        )
         super().__init__(**streams.options())
         self._streams = streams
         self._tokens = tokens
@@ -114,12 +106,12 @@ class Packed(Streams):
         tokens: list[Any] = []  # Pieces of the sequence that is being filled.
         documents: list[Any] = []
         missing = self._length
-        for at, whole in self._documents(stream, int(document)):
+        for _, whole in self._documents(stream, int(document)):
             piece = whole[left_out:]
             left_out = max(left_out - len(whole), 0)
             while len(piece):
                 tokens.append(piece[:missing])
-                documents.append(np.full(len(tokens[-1]), at))
+                documents.append(np.full(len(tokens[-1]), len(documents)))
                 piece = piece[missing:]
                 missing -= len(tokens[-1])
                 if missing == 0:
@@ -146,10 +138,7 @@ class Packed(Streams):
             yield number, tokens
 
     def _sequence(self, tokens: list[Any], documents: list[Any]) -> dict[str, Tensor]:
-        numbers = np.concatenate(documents)
-        is_own = numbers != NO_DOCUMENT
-        numbers[is_own] -= numbers[0]
         return {
             "tokens": torch.from_numpy(np.concatenate(tokens)),
-            "documents": torch.from_numpy(numbers),
+            "documents": torch.from_numpy(np.concatenate(documents)),
         }

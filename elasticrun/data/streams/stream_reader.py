@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import time
@@ -16,7 +17,7 @@ from elasticrun.logger import Logger
 
 logger = Logger(__name__)
 
-_AHEAD = 16, 64  # Samples that are read at once, first and then.
+_AHEAD = 1, 64  # Samples that are read at once, first and then.
 _SLOW_SECONDS = 5.0  # To enter a stream: worth a warning.
 # Between attempts to read from a storage that fails, about a minute in all.
 _WAIT_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -33,6 +34,19 @@ _OTHER_LENGTH = (
     "them: AdaptiveDataLoader(Uncounted(dataset), ...), with Uncounted from "
     "elasticrun. If the data has changed, start anew with another checkpoint directory."
 )
+
+
+LENGTHS = "lengths="  # Given for each stream by the program.
+
+
+@functools.cache  # Once in a process, not in each epoch.
+def _warn_of_more(goes_on: str, given_by: str) -> None:
+    logger.warning(
+        "%s, which is what %s says. The others are never read. If all are to be, let "
+        "it return the samples (not batches) of all replicas, or leave it out.",
+        goes_on,
+        given_by,
+    )
 
 
 class StreamReader:
@@ -52,7 +66,7 @@ class StreamReader:
         window: How far from the furthest one a sample may be asked for later. A part
             of up to that many samples is read at once.
         num_before: Of these, how many may lie before the first one that is asked for.
-        is_counted: Whether it ends after its length.
+        given_by: What has told its length, if nobody has counted it.
         kept: Where what was read goes; readers of several streams may share one.
         start: The index of the stream's first sample.
         part: The numbers of the samples that it reads; all by default.
@@ -66,7 +80,7 @@ class StreamReader:
         *,
         window: int,
         num_before: int | None = None,
-        is_counted: bool = True,
+        given_by: str = "",
         kept: dict[int, Any] | None = None,
         start: int = 0,
         part: range | None = None,
@@ -76,7 +90,7 @@ class StreamReader:
         self._open_at = open_at
         self._window = window
         self._num_before = window - 1 if num_before is None else num_before
-        self._is_counted = is_counted
+        self._given_by = given_by
         self._samples: Iterator[Any] | None = None
         self._has_read = False
         self._oldest = self._next = 0  # Only what lies between may be kept.
@@ -95,7 +109,9 @@ class StreamReader:
             self._enter(max(self._part.start, number - self._num_before), number)
         end = self._part.stop
         if len(self._part) > self._window:
-            end = min(end, number + min(self._window, _AHEAD[self._has_read]))
+            # Large samples, of which windows are small, would fill memory.
+            ahead = min(max(self._window // 4, 1), _AHEAD[self._has_read])
+            end = min(end, number + ahead)
         self._has_read = True
         self._read_before(end)
         self.forget_before(number - self._window + 1)
@@ -171,11 +187,12 @@ class StreamReader:
             elif self._next < end and self._length == MAX_INDEX:
                 return
             elif self._next < end:
+                told = self._given_by or "the count"
                 raise ElasticRunError(
-                    f"{self._name} ends after {self._next} samples, but had "
-                    f"{self._length} when they were counted. It has changed, or it "
-                    "splits itself by rank or worker. Give every replica and worker "
-                    f"all samples. {_OTHER_LENGTH}"
+                    f"{self._name} ends after {self._next} samples, but {told} says "
+                    f"{self._length}. It has changed, or it splits itself by rank or "
+                    "worker. Give every replica and worker all samples. "
+                    f"{_OTHER_LENGTH}"
                 )
 
     def _wait_after(self, error: OSError) -> None:
@@ -190,11 +207,23 @@ class StreamReader:
         time.sleep(wait)
 
     def _check_end(self) -> None:
-        """Refuse a stream that has more samples than were counted."""
+        """Refuse a stream that has more samples than it should."""
         samples, self._samples = self._samples, None
-        is_end = self._is_counted and self._part.stop == self._length
-        if samples is not None and is_end and next(samples, self) is not self:
+        if (
+            samples is None
+            or self._part.stop < self._length
+            or next(samples, self) is self
+        ):
+            return
+        goes_on = f"{self._name} goes on after its {self._length} samples"
+        if not self._given_by:
             raise ElasticRunError(
-                f"{self._name} goes on after its {self._length} samples. It has "
-                f"changed since they were counted. {_OTHER_LENGTH}"
+                f"{goes_on}. It has changed since they were counted. {_OTHER_LENGTH}"
             )
+        if self._given_by == LENGTHS:
+            raise ElasticRunError(
+                f"{goes_on}, which is what {LENGTHS} says. The others would be left "
+                f"out in each epoch. Mend {LENGTHS}, or leave it out, and streams are "
+                "counted once."
+            )
+        _warn_of_more(goes_on, self._given_by)

@@ -30,8 +30,15 @@ from elasticrun.data.order.lanes import (
     Lanes,
     LanesOrder,
 )
-from elasticrun.data.streams.index import STRIDE, Scan, scan_all, stamps_of
-from elasticrun.data.streams.stream_reader import StreamReader
+from elasticrun.data.streams.index import (
+    STRIDE,
+    Contents,
+    Index,
+    Scan,
+    scan_all,
+    stamps_of,
+)
+from elasticrun.data.streams.stream_reader import LENGTHS, StreamReader
 from elasticrun.errors import ElasticRunError, counted
 from elasticrun.job.current import current_job
 from elasticrun.logger import Logger
@@ -41,6 +48,7 @@ logger = Logger(__name__)
 _NUM_FIRST = 8  # Samples by which data is known again.
 _MOST_BLOCKS = 1 << 17  # So many are dealt in some milliseconds.
 _UNEVEN = 1.2  # The largest share of a replica, over the mean one, that is not told.
+_BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -67,6 +75,11 @@ class InLanes(Dataset[Any], ABC):
     def beginning(self) -> str:
         """The first samples as text, where nothing else tells that data is the same."""
         return ""
+
+    @property
+    @abstractmethod
+    def contents(self) -> Contents:
+        """What a checkpoint knows of each stream, to tell what has changed."""
 
     @abstractmethod
     def place(self, index: int) -> tuple[str, int]:
@@ -150,7 +163,7 @@ class Streams(InLanes):
         *,
         lanes: int = 64,
         window: int = 16_384,
-        window_bytes: int = 64 << 20,
+        window_bytes: int = 32 << 20,
         transform: Callable[[Any], Any] | None = None,
         skip_broken: bool = False,
         lengths: Sequence[int] | Literal["unknown"] | None = None,
@@ -164,7 +177,7 @@ class Streams(InLanes):
                 f"{type(self).__name__} has no streams. Look at the paths it was given."
             )
         self.has_unknown_lengths = isinstance(lengths, str) and lengths == "unknown"
-        if isinstance(lengths, str) and not self.has_unknown_lengths:
+        if not (lengths is None or self.has_unknown_lengths or _are_for_each(lengths)):
             raise ValueError(
                 f'lengths={lengths!r} is neither "unknown" nor a number for each '
                 "stream. Leave lengths out, and streams are counted once."
@@ -195,7 +208,7 @@ class Streams(InLanes):
         self._scans = None
         if lengths is not None:
             self._scans = [self._scan_of(int(length)) for length in lengths]
-        self._are_counted = lengths is None
+        self._given_by = "" if lengths is None else LENGTHS
         self._is_shuffled = True
         self._index = index
         self._forget_readers()
@@ -214,6 +227,7 @@ class Streams(InLanes):
     # What a subclass says.
 
     first_mark: Any = 0
+    stride = STRIDE  # Samples from one mark to the next.
     # Samples that are read in a row, where a stream can be entered at any of them; a
     # stream of which what lies before must be read has none.
     block: int | None = None
@@ -251,10 +265,14 @@ class Streams(InLanes):
             kind += f" without what {name_of(self.transform)} refuses"
         return kind
 
+    @cached_property
+    def stamps(self) -> list[str]:
+        """What shows that the content of each stream is the same; "" without."""
+        return [""] * len(self.names) if self.kind is None else stamps_of(self.names)
+
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each stream; 1 of each where one is no file."""
-        stamps = [""] if self.kind is None else stamps_of(self.names)
-        sizes = [stamp.partition(" ")[0] for stamp in stamps]
+        sizes = [stamp.partition(" ")[0] for stamp in self.stamps]
         if not all(map(str.isdigit, sizes)):  # A storage may tell no size.
             return np.ones(len(self.names), np.int64)
         return np.array(sizes).astype(np.int64)
@@ -298,9 +316,9 @@ class Streams(InLanes):
         kind = self.kind
         return scan_all(
             self.names,
+            self.stamps,
             self._scan_tried if self.skip_broken else self.scan,
-            kind=kind or "",
-            directory=None if kind is None else directory_of(self._index),
+            index=None if kind is None else index_in(self._index, kind),
             rank=job.rank,
             world_size=job.world_size,
         )
@@ -374,8 +392,8 @@ class Streams(InLanes):
         marks = () if self._scans is None else self._scans[stream].marks
         if not len(marks):
             return 0, self.first_mark
-        row = first // STRIDE
-        return row * STRIDE, marks[row]
+        row = first // self.stride
+        return row * self.stride, marks[row]
 
     def without_broken(self, stream: int, first: int) -> Iterator[Any]:
         """Return an iterator over the samples that count, from number `first` on."""
@@ -389,6 +407,16 @@ class Streams(InLanes):
             for number, sample in enumerate(self.open(stream, begin), begin)
             if number not in left_out
         )
+
+    @property
+    def contents(self) -> Contents:
+        names = [name.rpartition("/")[2] for name in self.names]
+        lengths: list[int | None] = [None] * len(names)
+        if self._scans is not None:
+            lengths = [scan.length for scan in self._scans]
+        # Nobody asks a storage for them only for this.
+        stamps = vars(self).get("stamps", [""] * len(names))
+        return [*zip(names, lengths, stamps, strict=True)]
 
     def place(self, index: int) -> tuple[str, int]:
         stream = bisect_right(self._starts, index) - 1
@@ -465,7 +493,7 @@ class Streams(InLanes):
             lambda first: self.without_broken(stream, first),
             window=window,
             num_before=window - 1 if self._is_shuffled else 0,
-            is_counted=self._are_counted,
+            given_by=self._given_by,
             kept=self._kept,
             start=start,
             part=range(begin - start, end - start),
@@ -529,6 +557,10 @@ def name_of(function: Any) -> str:
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
+def _are_for_each(lengths: Any) -> bool:
+    return hasattr(lengths, "__len__") and not isinstance(lengths, str)
+
+
 def _number_in_all(broken: NDArray[np.int64], number: int) -> int:
     """Return the number among all samples of the one that is `number` without broken.
 
@@ -539,13 +571,13 @@ def _number_in_all(broken: NDArray[np.int64], number: int) -> int:
     return number + int(np.searchsorted(good_before, number, side="right"))
 
 
-def directory_of(index: str | os.PathLike[str] | None) -> Path | None:
+def index_in(directory: str | os.PathLike[str] | None, kind: str) -> Index | None:
     """Return where scans are kept: as said, else beside checkpoints in a directory."""
-    if index is not None:
-        return Path(index)
+    if directory is not None:
+        return Index(Path(directory), kind)
     checkpoint_dir = current_job().settings.checkpoint_dir
     place = None if checkpoint_dir is None else parse_place(checkpoint_dir)
-    return place / "streams" if isinstance(place, Path) else None
+    return Index(place / "streams", kind) if isinstance(place, Path) else None
 
 
 def _blocks_of(scans: list[Scan]) -> Blocks:
@@ -567,21 +599,57 @@ def _blocks_of(scans: list[Scan]) -> Blocks:
 
 def paths_of(given: Paths) -> list[str]:
     """Return the files that paths, patterns and URLs name, each pattern's sorted."""
-    if not isinstance(given, (str, os.PathLike)):
-        return [name for each in given for name in paths_of(each)]
-    text = os.fspath(given)
+    patterns = [given] if isinstance(given, (str, os.PathLike)) else given
+    names = [name for each in patterns for name in _named_by(os.fspath(each))]
+    known: set[str] = set()
+    for name in names:
+        place = name if "://" in name else os.path.abspath(name)
+        if place in known:
+            raise ValueError(
+                f"{name} is named twice, so each epoch would have its samples twice. "
+                "Give patterns that do not overlap; to read a file more often than "
+                "others, use Mixed."
+            )
+        known.add(place)
+    return names
+
+
+def _named_by(text: str) -> list[str]:
+    """Return the files that one path, pattern or URL names.
+
+    Braces stand for what they do in a shell, and for WebDataset.
+    """
     is_url = "://" in text
     if not is_url:
         text = os.path.expanduser(text)
-    if not glob.has_magic(text) or os.path.exists(text):
+        if os.path.exists(text):
+            return [text]
+    if braces := _BRACES.search(text):
+        first, last, listed = braces.groups()
+        parts = listed.split(",") if first is None else []
+        if first is not None:
+            width = max(map(len, (first, last))) if "0" in (first[0], last[0]) else 0
+            parts = [f"{n:0{width}}" for n in range(int(first), int(last) + 1)]
+        return [
+            name
+            for part in parts
+            for name in _named_by(text[: braces.start()] + part + text[braces.end() :])
+        ]
+    if not glob.has_magic(text):
         return [text]
     if not is_url:
         found = sorted(glob.glob(text, recursive=True))
     else:
         import fsspec
 
-        files = fsspec.open_files(text)
-        found = sorted(file.fs.unstrip_protocol(file.path) for file in files)
+        files, pattern = fsspec.url_to_fs(text)
+        # Of a chain, such as filecache::s3://, all but what has the pattern stays.
+        links = text.split("::")
+        at = next(at for at, link in enumerate(links) if "://" in link)
+        found = [
+            "::".join([*links[:at], files.unstrip_protocol(path), *links[at + 1 :]])
+            for path in sorted(files.glob(pattern))
+        ]
     if not found:
         raise ValueError(f"{text!r} matches no file. Look at the pattern.")
     return found

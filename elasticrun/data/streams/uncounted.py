@@ -1,12 +1,15 @@
-"""`Uncounted`: one pass over streams of unknown length."""
+"""Streams that are not counted: one pass over them, or passes without end."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import zlib
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
 from elasticrun.checkpoint.seeding import derive_seed
@@ -14,15 +17,86 @@ from elasticrun.checkpoint.states.generators import (
     program_generators_kept,
     seed_generators,
 )
-from elasticrun.data.order.lanes import Slots, window_in_lane
+from elasticrun.data.order.lanes import Slots, dealt, window_in_lane
 from elasticrun.data.order.permutation import MAX_INDEX, Permutation
-from elasticrun.data.streams.iterables import streams_of
-from elasticrun.data.streams.learned import LearnedLengths
+from elasticrun.data.streams.index import Contents, Index, Scan, stamp_of
+from elasticrun.data.streams.iterables import streams_of, with_end
 from elasticrun.data.streams.stream_reader import StreamReader
-from elasticrun.data.streams.streams import InLanes, Streams, transform_error
+from elasticrun.data.streams.streams import (
+    InLanes,
+    Streams,
+    index_in,
+    transform_error,
+)
 from elasticrun.data.workers.lanes import DRY
+from elasticrun.errors import ElasticRunError
+from elasticrun.job.current import current_job
+from elasticrun.logger import Logger
+
+logger = Logger(__name__)
 
 _BLOCK = 16  # Samples that are read at once, where they are not mixed.
+_NO_END = 1 << 40  # Samples that a lane has.
+_UNEVEN = 1.2  # The largest lane over the smallest, from which on it is told.
+
+
+class _LearnedLengths:
+    """Reads streams one after another, from any number on.
+
+    What is learned of lengths spares reading what lies before, and is kept beside the
+    checkpoints.
+
+    Attributes:
+        begun: Streams that were opened in this process.
+
+    Args:
+        name: What lengths are kept under; None for how the streams are counted.
+    """
+
+    def __init__(self, streams: Streams, name: str | None) -> None:
+        self._streams = streams
+        self.begun: set[int] = set()
+        self._lengths: dict[int, int] = {}
+        kind = name or streams.kind
+        self._index: Index | None = None
+        if kind is not None:
+            self._index = index_in(streams.options()["index"], f"Endless {kind}")
+
+    def read(self, order: list[int], first: int) -> Generator[Any, None, int]:
+        """Yield the samples of streams, from a number on; return how many they have."""
+        num_passed = 0
+        for stream in order:
+            length = self.length(stream)
+            begin = max(first - num_passed, 0)
+            if length is not None and begin >= length:
+                num_passed += length
+                continue
+            count = opened = 0 if length is None else begin
+            self.begun.add(stream)
+            for sample in self._streams.without_broken(stream, opened):
+                count += 1
+                if count > begin:
+                    yield sample
+            num_passed += count
+            self._learn(stream, count)
+        return num_passed
+
+    def length(self, stream: int) -> int | None:
+        """Return how long a stream is, if a replica has ever come to its end."""
+        if stream not in self._lengths and self._index is not None:
+            kept = self._index.find(*self._key(stream))
+            if kept is not None:
+                self._lengths[stream] = kept.length
+        return self._lengths.get(stream)
+
+    def _learn(self, stream: int, length: int) -> None:
+        if stream not in self._lengths and self._index is not None:
+            self._index.add(*self._key(stream), Scan(length))
+        self._lengths[stream] = length
+
+    def _key(self, stream: int) -> tuple[str, str]:
+        name = self._streams.names[stream]
+        return name, stamp_of(name)
 
 
 class Uncounted(InLanes):
@@ -53,15 +127,7 @@ class Uncounted(InLanes):
     def __init__(
         self, streams: Streams | IterableDataset[Any], *, name: str | None = None
     ) -> None:
-        given: Any = streams
-        if isinstance(given, IterableDataset):
-            given = streams_of(given)
-        if not (isinstance(given, Streams) and given.has_end):
-            raise TypeError(
-                f"Uncounted takes streams that have an end, not "
-                f"{type(given).__name__}. Give TextLines, another of Streams, or an "
-                "IterableDataset."
-            )
+        given = with_end(streams, "Uncounted")
         if given.skip_broken:
             raise TypeError(
                 "Uncounted takes no streams with skip_broken=True: broken samples are "
@@ -69,7 +135,7 @@ class Uncounted(InLanes):
                 "something for such samples."
             )
         self.streams = given
-        self._learned = LearnedLengths(given, name)
+        self._learned = _LearnedLengths(given, name)
         options = given.options()
         self._num_lanes = min(options["lanes"], len(given.names))
         self._window = window_in_lane(options["window"], self._num_lanes)
@@ -90,6 +156,10 @@ class Uncounted(InLanes):
     @property
     def beginning(self) -> str:
         return self.streams.beginning
+
+    @property
+    def contents(self) -> Contents:
+        return self.streams.contents
 
     def __len__(self) -> int:
         need_lengths(self, "len()")
@@ -159,7 +229,6 @@ class Uncounted(InLanes):
             MAX_INDEX,
             lambda first: self._learned.read(order, first),
             window=self._window,
-            is_counted=False,
         )
         size = self._window if self._is_shuffled else _BLOCK
         lane = self._lanes[number] = _Lane(reader, size, shuffled_by=lane_key)
@@ -210,3 +279,143 @@ def need_lengths(dataset: Any, what: str) -> None:
             'lengths="unknown" (or Uncounted) out, and streams are counted once; or '
             "train by steps, on batches(n) of a loader over Endless(streams)."
         )
+
+
+class Endless(Streams):
+    """Streams that are not counted, for `batches`: each lane goes on without end.
+
+        train = AdaptiveDataLoader(Endless(hugging_face_dataset), 64, shuffle=True)
+        for batch in train.batches(100_000):
+            ...
+
+    The streams are dealt to the lanes by the sizes of their files, the empty ones left
+    out. A lane reads its streams one after another, each pass in another order, and
+    begins again when all are read; lanes come to their ends at different times. Where a
+    lane is, is its number of samples; how long streams are is learned at their ends,
+    and kept beside the checkpoints. A resume reads the stream that each lane is in from
+    its beginning; where no lengths are kept, all streams before it, too.
+
+    Args:
+        streams: `Streams`, or an `IterableDataset`; its lanes, window and index are
+            taken.
+        seed: What the order of each pass depends on; None for the streams' own order.
+        name: What lengths are kept under. An `IterableDataset` needs one for that, and
+            another one whenever it changes.
+
+    Raises:
+        ElasticRunError: While it is read: a lane has no sample at all.
+    """
+
+    def __init__(
+        self,
+        streams: Streams | IterableDataset[Any],
+        *,
+        seed: int | None = 0,
+        name: str | None = None,
+    ) -> None:
+        self._streams = with_end(
+            streams, "Endless", else_="; Mixed goes on without end by itself"
+        )
+        self._learned = _LearnedLengths(self._streams, name)
+        options = self._streams.options()
+        self._lanes_of = self._dealt(options["lanes"])
+        num_lanes = len(self._lanes_of)
+        super().__init__(
+            [f"lane {lane}" for lane in range(num_lanes)],
+            lanes=num_lanes,
+            window=options["window"],
+            transform=self._streams.transform,
+            lengths=[_NO_END] * num_lanes,
+        )
+        self._seed = seed
+
+    @property
+    def has_end(self) -> bool:
+        return False
+
+    @property
+    def draws(self) -> bool:
+        return self._streams.draws
+
+    @property
+    def identity(self) -> str:
+        return f"{self._seed} {self._lanes_of} {self._streams.identity}"
+
+    @property
+    def beginning(self) -> str:
+        return self._streams.beginning
+
+    @property
+    def contents(self) -> Contents:
+        return self._streams.contents
+
+    def place(self, index: int) -> tuple[str, int]:
+        """Return the stream and the number; of what is not known here, the lane's."""
+        lane, number = divmod(index, _NO_END)
+        number_of_pass, left = 0, number
+        while True:
+            for each in self._order(lane, number_of_pass):
+                length = self._learned.length(each)
+                if length is None and each not in self._learned.begun:
+                    return self.names[lane], number
+                if length is None or left < length:
+                    return self._streams.names[each], left
+                left -= length
+            number_of_pass += 1
+
+    def open(self, stream: int, first: int) -> Iterator[Any]:
+        """Return an iterator over a lane's samples from number `first` on."""
+        for number in itertools.count():
+            order = self._order(stream, number)
+            num_passed = yield from self._learned.read(order, first)
+            first = max(first - num_passed, 0)
+            if num_passed == 0:
+                raise ElasticRunError(
+                    f"lane {stream} has no sample in any of its streams, such as "
+                    f"{self._streams.names[stream]}. Give fewer lanes, or leave empty "
+                    "streams out."
+                )
+
+    def _dealt(self, num_lanes: int) -> list[list[int]]:
+        """Return the streams of each lane; say so if lanes are not of a size."""
+        sizes = self._streams.sizes()
+        streams = np.flatnonzero(sizes)
+        if not len(streams):
+            raise ValueError(
+                f"all {len(sizes)} streams of Endless are empty files, so no loop over "
+                "them can deliver anything. Look at the paths that were given."
+            )
+        sizes = sizes[streams]
+        num_lanes = min(num_lanes, len(streams))
+        lane_of = dealt(sizes, num_lanes)
+        if (
+            uneven := _unevenness(sizes, lane_of)
+        ) > _UNEVEN and current_job().rank == 0:
+            even = next(
+                number
+                for number in range(num_lanes, 0, -1)
+                if _unevenness(sizes, dealt(sizes, number)) <= _UNEVEN
+            )
+            logger.warning(
+                "Endless: one of %d lanes has %.1f times the bytes of another, so its "
+                "samples are drawn so much less often. Cut the data into files of "
+                "similar size, or give lanes=%d, which are nearly even.",
+                num_lanes,
+                uneven,
+                even,
+            )
+        return [streams[lane_of == lane].tolist() for lane in range(num_lanes)]
+
+    def _order(self, lane: int, number: int) -> list[int]:
+        """Return the streams of a lane in the order of one of its passes."""
+        own = self._lanes_of[lane]
+        if self._seed is None:
+            return own
+        key = derive_seed(self._seed, lane, number)
+        return [own[at] for at in Permutation(len(own), key).take(np.arange(len(own)))]
+
+
+def _unevenness(sizes: NDArray[np.int64], lane_of: NDArray[np.int64]) -> float:
+    """Return the size of the largest lane over that of the smallest."""
+    totals = np.bincount(lane_of, weights=sizes)
+    return float(totals.max() / totals.min())

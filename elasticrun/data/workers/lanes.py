@@ -33,6 +33,7 @@ from elasticrun.data.workers.reader import (
     reader_of,
     unchanged,
 )
+from elasticrun.errors import ElasticRunError
 
 
 class _Dry(enum.Enum):  # Of which there is one, also after it was sent.
@@ -59,7 +60,13 @@ def reader_of_lanes(
         reader = Reader(dataset, draws=dataset.draws)
         are_collated = not (has_slots and loader.drop_last)
         return _ByLanes(loader, reader, has_slots=has_slots, are_collated=are_collated)
-    return reader_of(loader, dataset, is_seeded=is_seeded, draws=dataset.draws)
+    return reader_of(
+        loader,
+        dataset,
+        is_seeded=is_seeded,
+        draws=dataset.draws,
+        collate=_collated if loader.collate_fn is default_collate else None,
+    )
 
 
 class _ByLanes(BatchReader):
@@ -157,7 +164,28 @@ class _ByLanes(BatchReader):
 
 
 def _collated_if_any(samples: list[Any]) -> Any:
-    return default_collate(samples) if samples else None
+    return _collated(samples) if samples else None
+
+
+def _collated(samples: list[Any]) -> Any:
+    try:
+        return default_collate(samples)
+    except KeyError:
+        _refuse_unlike(samples)
+        raise
+
+
+def _refuse_unlike(samples: Sequence[Any]) -> None:
+    """Refuse samples, or batches of them, that do not have the same members."""
+    first = samples[0]
+    for other in samples:
+        if isinstance(first, Mapping) and {*first} ^ {*other}:
+            named = [f"{[*each]} ({each.get('__key__')!r})" for each in (first, other)]
+            raise ElasticRunError(
+                f"two samples of a batch have the members {named[0]} and {named[1]}, "
+                "and a batch is made of what all its samples have. Let transform "
+                "return the same of each, or give the loader a collate_fn."
+            )
 
 
 def _present(
@@ -193,6 +221,7 @@ def joined(pieces: Sequence[Any], places: Sequence[Sequence[int]]) -> Any:
         whole = torch.cat(list(pieces))
         return torch.empty_like(whole).index_copy_(0, order, whole)
     if isinstance(first, Mapping):
+        _refuse_unlike(pieces)
         merged = {key: joined([p[key] for p in pieces], places) for key in first}
         kind: Any = type(first)
         return merged if kind is dict else kind(merged)

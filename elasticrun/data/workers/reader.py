@@ -114,6 +114,7 @@ def reader_of(
     is_seeded: bool,
     has_virtual: bool = False,
     draws: bool = True,
+    collate: Callable[[Any], Any] | None = None,
 ) -> BatchReader:
     """Return what reads the next loop over a loader, as its arguments say.
 
@@ -123,8 +124,9 @@ def reader_of(
         has_virtual: Whether virtual replicas share out batches: then what reading and
             collating draws is the same here and in workers.
         draws: Whether reading may draw at random.
+        collate: In place of the loader's `collate_fn`.
     """
-    is_here, collate = loader.num_workers == 0, loader.collate_fn
+    is_here, collate = loader.num_workers == 0, collate or loader.collate_fn
     whole = in_memory(dataset, collate)
     if whole is not None and (is_here or whole.device.type == "cpu"):
         # Tensors are indexed, a batch at once. Nothing is drawn, so nothing is seeded.

@@ -109,6 +109,35 @@ def test_tokens_are_sequences_with_their_targets(tmp_path: Path) -> None:
     assert all(torch.equal(files[n].diff(), torch.ones(8)) for n in range(7))
 
 
+def test_tokens_that_numpy_has_saved_have_a_type_and_no_header(tmp_path: Path) -> None:
+    tokens = np.arange(70_000, 70_009, dtype=np.int32)
+    np.save(tmp_path / "a.npy", tokens)
+    files = TokenFiles(tmp_path / "a.npy", 4)
+    assert [*files[0].tolist(), *files[1][1:].tolist()] == tokens.tolist()
+    np.save(tmp_path / "b.npy", tokens.reshape(3, 3))
+    with pytest.raises(ElasticRunError, match=r"b\.npy has an array of shape \(3, 3\)"):
+        len(TokenFiles(tmp_path / "b.npy", 4))
+
+
+def test_braces_stand_for_several_files(tmp_path: Path) -> None:
+    names = [f"{number:02}.{kind}" for number in (8, 9, 10) for kind in "ab"]
+    for name in [*names, "8.a", "{1,2}"]:
+        (tmp_path / name).touch()
+
+    def named(pattern: str) -> list[str]:
+        return [Path(name).name for name in TextLines(f"{tmp_path}/{pattern}").names]
+
+    assert named("{08..10}.{a,b}") == names
+    assert named("0{8..9}.*") == names[:4]
+    assert named("{8..8}.a") == ["8.a"]
+    assert named("{1,2}") == ["{1,2}"]
+    chain = f"simplecache::file://{tmp_path}"
+    assert TextLines(f"{chain}/08.*").names == [f"{chain}/08.{kind}" for kind in "ab"]
+    assert TextLines("s3://bucket/{a,b}-{0..1}.txt").names == [
+        f"s3://bucket/{kind}-{number}.txt" for kind in "ab" for number in range(2)
+    ]
+
+
 def document(sample: dict[str, Any]) -> list[int]:
     return list(sample["text"].encode())
 
@@ -142,7 +171,7 @@ def test_packed_sequences_say_where_documents_begin(tmp_path: Path) -> None:
     ]
     assert [packed[n]["documents"].tolist() for n in range(3)] == [
         [0, 0, 0, 1],
-        [0, 2, 2, 2],
+        [0, 1, 1, 1],
         [0, 0, -1, -1],
     ]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from torch.utils.data import IterableDataset
 
@@ -17,8 +19,10 @@ from elasticrun import (
     Packed,
     TextLines,
     Uncounted,
+    remaining_epochs_until,
     request_stop,
 )
+from elasticrun.data.streams.index import Index, Scan
 from tests.support.generations import generation, run_once
 from tests.support.numbered_streams import flat
 
@@ -49,16 +53,50 @@ def test_lengths_are_counted_once_and_kept(tmp_path: Path) -> None:
     content = "y" * 17
     (tmp_path / "c").write_text("y\n" * 17)
     assert run_once(count, directory) == [2]
-    [first, *_] = sorted((directory / "streams").iterdir())
-    first.write_bytes(first.read_bytes()[:100])
-    assert len(run_once(count, directory)) == 1
+    [index] = (directory / "streams").iterdir()
+    lines = index.read_bytes()
+    index.write_bytes(lines[:-30])  # A process died while it wrote.
+    assert run_once(count, directory) == [2]
+    index.write_bytes(index.read_bytes().replace(b"[98, ", b"[89, "))
+    assert run_once(count, directory) == [1]
+
+
+def test_an_index_is_made_anew_where_most_of_it_has_passed(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).write_text("x\n" * 5000)
+
+    def count(second: int) -> int:
+        os.utime(tmp_path / "a", (second, second))
+        return TextLines(tmp_path / "[ab]", index=tmp_path / "kept").num_broken
+
+    sizes = []
+    for second in range(400):
+        run_once(lambda at=second: count(at))
+        sizes.append(os.path.getsize(next((tmp_path / "kept").iterdir())))
+    assert max(sizes) < 100_000
+    assert len(Counted(tmp_path / "[ab]", index=tmp_path / "kept").scans) == 2
+
+
+def test_replicas_share_the_work_of_counting(tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / f"{number:02}").write_text("x\n" * number)
+    names = [str(path) for path in sorted(tmp_path.iterdir())]
+    one, other = (Index(tmp_path / "kept", "lines") for _ in range(2))
+    for number, name in enumerate(names):
+        assert other.find(name, "") is None
+        one.add(name, "", Scan(number, np.arange(number)))
+        found = other.find(name, "")
+        assert found is not None
+        assert (found.length, *found.marks) == (number, *range(number))
+    assert other.find(names[3], "another time") is None
+    assert Index(tmp_path / "kept", "shards").find(names[3], "") is None
 
 
 def test_a_file_that_changes_is_an_error(job: Any, tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text("x\n" * 10)
     for content, match in [
-        ("x\n" * 9, "ends after 9 samples, but had 10"),
+        ("x\n" * 9, "ends after 9 samples, but the count says 10"),
         ("x\n" * 11, "goes on after its 10 samples"),
     ]:
         lines = TextLines(path, window=1)
@@ -75,6 +113,7 @@ def first_word(line: str) -> list[int]:
 
 def test_another_tokenizer_of_the_same_name_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("one word\ntwo words\n")
+    kept_in = tmp_path / "job" / "streams"
 
     def packed() -> list[bytes]:
         sequences = Packed(TextLines(tmp_path / "a"), tokens, 2)
@@ -83,9 +122,9 @@ def test_another_tokenizer_of_the_same_name_is_noticed(tmp_path: Path) -> None:
     tokens = first_word
     expected = [b"on", b"et", b"wo"]
     assert run_once(packed, tmp_path / "job") == expected
-    kept = len(list((tmp_path / "job" / "streams").iterdir()))
+    kept = [path.read_bytes() for path in kept_in.iterdir()]
     assert run_once(packed, tmp_path / "job") == expected
-    assert len(list((tmp_path / "job" / "streams").iterdir())) == kept
+    assert [path.read_bytes() for path in kept_in.iterdir()] == kept
 
     def longer(line: str) -> list[int]:
         return [*first_word(line), 0]
@@ -184,6 +223,38 @@ def test_other_broken_samples_are_no_resume(tmp_path: Path) -> None:
     run_once(lambda: script("?\n1\n22\n"), tmp_path / "job")
     with pytest.raises(CheckpointError, match="a checksum of the order"):
         run_once(lambda: script("1\n?\n222\n"), tmp_path / "job")
+    with pytest.raises(CheckpointError, match="had 2 samples in a, but now 3. With ot"):
+        run_once(lambda: script("1\n2\n222\n"), tmp_path / "job")
+
+
+def test_files_that_were_written_anew_are_told_within_an_epoch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def script(text: str, num_batches: int) -> list[int]:
+        (tmp_path / "a").write_text(text)
+        found = []
+        for _ in remaining_epochs_until(2):
+            for batch in AdaptiveDataLoader(lines(), 1, name="train"):
+                found.extend(batch.tolist())
+                if len(found) == num_batches:
+                    request_stop()
+        return found
+
+    def lines() -> TextLines:
+        return TextLines(tmp_path / "[ab]*", parse=int)
+
+    (tmp_path / "b").write_text("8\n9\n")
+    run_once(lambda: script("1\n2\n3\n", 2), tmp_path / "job")
+    assert "written anew" not in caplog.text
+    run_once(lambda: script("1\n2\n333\n", 3), tmp_path / "job")
+    said = "`train` reads a, written anew since the checkpoint. As many samples"
+    assert said in caplog.text
+    (tmp_path / "b2").write_text("8\n")
+    with pytest.raises(
+        CheckpointError,
+        match=r"had 3 samples in a, but now 4; no samples in b2, but now 1\. With",
+    ):
+        run_once(lambda: script("1\n2\n3\n4\n", 2), tmp_path / "job")
 
 
 def test_packed_and_endless_leave_broken_samples_out(job: Any, tmp_path: Path) -> None:
@@ -275,6 +346,7 @@ def test_a_planted_link_leads_no_index_elsewhere(tmp_path: Path) -> None:
     assert run_once(count, directory) == 7
     assert victim.read_bytes() == before
     assert not index.is_symlink()
+    assert run_once(count, directory) == 7
 
 
 def test_lengths_that_cannot_be_kept_are_one_warning(

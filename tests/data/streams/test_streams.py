@@ -203,7 +203,8 @@ def test_other_lengths_are_no_resume(tmp_path: Path) -> None:
             request_stop()
 
     run_once(lambda: script(10, 20), tmp_path)
-    with pytest.raises(CheckpointError, match="streams' lengths, lanes and window"):
+    match = "10 samples in stream 0, but now 11; 20 samples in stream 1, but now 19"
+    with pytest.raises(CheckpointError, match=match):
         run_once(lambda: script(11, 19), tmp_path)
 
 
@@ -357,11 +358,44 @@ def test_counting_and_comparing_draw_nothing_of_the_programs(job: Any) -> None:
     assert random.random() == expected
 
 
-def test_given_lengths_need_no_end_and_no_marks(job: Any, tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("x\n" * 9)
+def test_given_lengths_need_no_marks(job: Any, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x\n" * 5)
     lines = TextLines(tmp_path / "a", lengths=[5])
     assert [lines[number] for number in range(5)] == ["x"] * 5
     assert sorted(AdaptiveDataLoader(lines, 5, shuffle=True)) == [["x"] * 5]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_lengths_that_are_not_those_of_the_streams_are_told(
+    job: Any, tmp_path: Path, num_workers: int
+) -> None:
+    (tmp_path / "a").write_text("x\n" * 9)
+    for length, match in {
+        8: r"a goes on after its 8 samples, which is what lengths= says\. The others",
+        10: r"a ends after 9 samples, but lengths= says 10\.",
+    }.items():
+        lines = TextLines(tmp_path / "a", lengths=[length])
+        with pytest.raises(ElasticRunError, match=match):
+            list(AdaptiveDataLoader(lines, 5, num_workers=num_workers))
+
+
+class InBatches(IterableDataset[int]):
+    """Its length is that of a loader over it."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(12))
+
+    def __len__(self) -> int:
+        return 3
+
+
+def test_a_len_that_is_too_small_is_told(
+    job: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        assert flat(AdaptiveDataLoader(InBatches(), 2)) == [0, 1, 2]
+    said = "InBatches goes on after its 3 samples, which is what its __len__ says"
+    assert caplog.text.count(said) == 1
 
 
 def test_a_loop_without_an_end_is_refused(job: Any) -> None:
@@ -375,11 +409,16 @@ def test_a_loop_without_an_end_is_refused(job: Any) -> None:
 def test_what_cannot_be_is_refused(job: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'.*zz\*' matches no file"):
         TextLines([tmp_path, f"{tmp_path}/zz*"])
+    (tmp_path / "a0").touch()
+    with pytest.raises(ValueError, match="a0 is named twice"):
+        TextLines([tmp_path / "a0", f"{tmp_path}/a*"])
     with pytest.raises(ValueError, match="length=0 must be a whole number"):
         Packed(Numbers(3), lambda n: [n], 0)
-    with pytest.raises(TypeError, match="Packed takes streams of documents, not list"):
+    with pytest.raises(
+        TypeError, match="Packed takes streams that have an end, not list"
+    ):
         Packed([1, 2], lambda n: [n], 4)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"Write Endless\(Packed\(\.\.\.\)\)"):
+    with pytest.raises(TypeError, match="an end, not Endless.* Endless takes a Packed"):
         Packed(Endless(Numbers(3)), lambda n: [n], 4)
     with pytest.raises(ValueError, match='is neither "unknown" nor a number'):
         TextLines(tmp_path, lengths="many")  # type: ignore[arg-type]
@@ -387,6 +426,11 @@ def test_what_cannot_be_is_refused(job: Any, tmp_path: Path) -> None:
         TextLines(tmp_path, skip_broken=True)
     with pytest.raises(ValueError, match="give transform or parse, and no lengths"):
         TextLines(tmp_path, parse=int, skip_broken=True, lengths=[3])
+    with pytest.raises(ValueError, match="lengths=50 is neither"):
+        TextLines(tmp_path, lengths=50)  # type: ignore[arg-type]
+    for weights in ({}, {"a": None}, {"a": "3"}, {"a": float("inf")}):
+        with pytest.raises(ValueError, match="give each of the sources"):
+            Mixed({"a": Numbers(3)}, weights)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="length of stream 1 is None"):
         Numbers.__mro__[1].__init__(Numbers(1, 1), ["a", "stream 1"], lengths=[5, None])
     with pytest.raises(TypeError, match="from keys to data sets and to weights"):

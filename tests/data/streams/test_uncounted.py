@@ -30,8 +30,13 @@ from elasticrun.data.order.batches import SizedBatches
 from elasticrun.data.order.permutation import MAX_INDEX, Permutation
 from elasticrun.data.order.plan import LoopPlan, RunningLoop, Seeding
 from elasticrun.data.order.shares import LaneShares, Shares
-from elasticrun.data.streams.settling import Settling, full, settled
+from elasticrun.data.streams.uncounted_batches import (
+    Delivery,
+    all_batches,
+    full_batches,
+)
 from elasticrun.data.workers.lanes import DRY
+from elasticrun.job.current import current_job
 from elasticrun.job.loop import NOTHING, Part
 from elasticrun.testing import read_trace
 from tests.support.generations import generation, run_once
@@ -119,11 +124,11 @@ def delivered(run: dict[str, Any], begin: int, rank: int, world_size: int) -> De
         return lambda: [sum(map(bool, owners))]
 
     loop = RunningLoop(batches=batches, begin=first)
-    how = Settling(shares, lanes.num_lanes, lambda: [-1], sums_of)
+    how = Delivery(shares, lanes.num_lanes, lambda: [-1], sums_of)
     found: Delivered = {}
-    loops = settled(loop, plan.in_flight, read(), how)
+    loops = all_batches(loop, plan.in_flight, read(), how)
     if run["drop_last"]:
-        loops = full(loop, plan.in_flight, read(), how, at=begin, collate=list)
+        loops = full_batches(loop, plan.in_flight, read(), how, at=begin, collate=list)
     for batch in loops:
         _, indices, part, places = loop.current
         own = [] if batch is NOTHING else batch[: part.num_valid]
@@ -234,6 +239,7 @@ def test_the_first_batch_after_a_resume_is_the_one_that_comes(tmp_path: Path) ->
         first, numbers = loader.first_batch, []
         for _ in loader:
             numbers.append((first, loader.batch_index))
+            assert loader.index == current_job().progress.position.index
             if loader.batch_index >= stop_at >= 0:
                 request_stop()
         return numbers

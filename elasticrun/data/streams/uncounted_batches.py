@@ -16,7 +16,7 @@ from elasticrun.replicas.gathering import start_sums
 Read = tuple[list[int], Any]
 
 
-class Settling(NamedTuple):
+class Delivery(NamedTuple):
     """How batches become what is delivered.
 
     Attributes:
@@ -32,11 +32,11 @@ class Settling(NamedTuple):
     sums_of: Callable[[list[int]], Callable[[], list[int]]] = start_sums
 
 
-def settled(
+def all_batches(
     loop: RunningLoop,
     in_flight: deque[MicroBatch],
     read: Iterator[Read],
-    how: Settling,
+    how: Delivery,
 ) -> Iterator[Any]:
     """Yield what was read, each batch when it has become the loop's current one.
 
@@ -63,11 +63,11 @@ def settled(
         )
 
 
-def full(
+def full_batches(
     loop: RunningLoop,
     in_flight: deque[MicroBatch],
     read: Iterator[Read],
-    how: Settling,
+    how: Delivery,
     *,
     at: int,
     collate: Callable[[list[Any]], Any],
@@ -133,7 +133,7 @@ def _delivered_full(
     taken: list[tuple[int, int, Any]],
     at: int,
     advance: int,
-    how: Settling,
+    how: Delivery,
     collate: Callable[[list[Any]], Any],
 ) -> Iterator[Any]:
     """Yield this replica's micro-batches of the samples of a global batch."""
@@ -147,6 +147,7 @@ def _delivered_full(
         strict=True,
     ):
         found = [taken[place][2] for place in run]
+        loop.num_passed = at % size
         loop.current = MicroBatch(
             at // size, [index for index, _ in found], share.part, run
         )
@@ -176,7 +177,7 @@ def _global_batches(
 
 
 def _summed(
-    batches: Iterator[tuple[list[_Piece], list[int]]], how: Settling
+    batches: Iterator[tuple[list[_Piece], list[int]]], how: Delivery
 ) -> Iterator[tuple[list[_Piece], list[int]]]:
     """Yield the batches, and for each the sums of its numbers over all replicas.
 
@@ -197,7 +198,7 @@ def _delivered(
     pieces: list[_Piece],
     first: MicroBatch,
     size: int,
-    how: Settling,
+    how: Delivery,
 ) -> Iterator[Any]:
     """Yield the micro-batches of a global batch of so many samples."""
     if not how.shares.is_padded:
