@@ -427,8 +427,7 @@ class ResumableLoader(ABC):
 
     def _stop_loop(self, ending: LoopEnd) -> None:
         """End what reads the running loop."""
-        position = self._position_in_loop()
-        if ending == "break" and position is not None:
+        if ending == "break" and (position := self._position_in_loop()) is not None:
             # Where that was is what `state_dict` says until another loop begins.
             self._left = (current_job().progress.num_begun_loops, position)
         try:

@@ -31,6 +31,7 @@ class StepTimes:
 
     def __init__(self, job: Job, max_local_batch_size: int | None) -> None:
         self._job = job
+        self._num_replicas = job.world_size
         self.num_nodes = -(-job.world_size // job.environment.local_world_size)
         self.batch_size = 0
         self.max_local_batch_size = max_local_batch_size
@@ -55,7 +56,7 @@ class StepTimes:
         now, num_steps = perf_counter(), self._job.num_steps
         _, size, num_micro = like = start, part.global_batch_size, part.micro + 1
         if like == self._like and num_steps != self._num_steps:
-            replicas = self._job.world_size
+            replicas = self._num_replicas
             local = -(-size // replicas) / num_micro
             kind = self.num_nodes, replicas, local, num_micro
             times = self._times.setdefault(kind, deque(maxlen=_MOST_TIMES))
