@@ -50,6 +50,12 @@ def test_every_sample_once_in_any_place(kind: str, tmp_path: Path) -> None:
         assert streams[number] == records[number]
 
 
+def test_a_tar_shard_is_entered_near_the_sample(tmp_path: Path) -> None:
+    shards = KINDS["tar"](tmp_path)
+    shards.count_all()
+    assert [shards.mark(3, number)[0] for number in (15, 16, 300)] == [0, 16, 288]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_workers_deliver_what_one_process_does(kind: str, tmp_path: Path) -> None:

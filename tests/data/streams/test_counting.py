@@ -233,8 +233,9 @@ def test_files_that_were_written_anew_are_told_within_an_epoch(
     def script(text: str, num_batches: int) -> list[int]:
         (tmp_path / "a").write_text(text)
         found = []
+        loader = AdaptiveDataLoader(lines(), 1, name="train")
         for _ in remaining_epochs_until(2):
-            for batch in AdaptiveDataLoader(lines(), 1, name="train"):
+            for batch in loader:
                 found.extend(batch.tolist())
                 if len(found) == num_batches:
                     request_stop()
@@ -255,6 +256,17 @@ def test_files_that_were_written_anew_are_told_within_an_epoch(
         match=r"had 3 samples in a, but now 4; no samples in b2, but now 1\. With",
     ):
         run_once(lambda: script("1\n2\n3\n4\n", 2), tmp_path / "job")
+
+    def epochs(text: str, number: int) -> None:
+        (tmp_path / "a").write_text(text)
+        loader = AdaptiveDataLoader(lines(), 1, name="train")
+        for _ in remaining_epochs_until(number):
+            list(loader)
+
+    caplog.clear()
+    run_once(lambda: epochs("1\n2\n3\n", 1), tmp_path / "epochs")
+    run_once(lambda: epochs("1\n2\n33\n", 2), tmp_path / "epochs")
+    assert not caplog.text
 
 
 def test_packed_and_endless_leave_broken_samples_out(job: Any, tmp_path: Path) -> None:
