@@ -188,10 +188,8 @@ class TarShards(Streams):
     def scan(self, stream: int) -> Scan:
         """Count the samples; a mark is the offset of the first member's header."""
         offsets = [offset for offset, _ in self._samples(stream, 0, None)]
-        marks, size = (
-            np.array(offsets[:: self.stride] or [0], np.int64),
-            sum(offsets[-1:]),
-        )
+        marks = np.array(offsets[:: self.stride] or [0], np.int64)
+        size = sum(offsets[-1:])
         begins = begins_of(self.names[stream], len(offsets), size)
         return Scan(len(offsets), marks, begins=begins, size=size)
 

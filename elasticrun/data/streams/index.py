@@ -199,7 +199,7 @@ def stamp_of(name: str) -> str:
         return ""
     import fsspec
 
-    files, path = fsspec.url_to_fs(name)
+    files, path = fsspec.core.url_to_fs(name)
     about = files.info(path)
     keys = ("size", "ETag", "etag", "mtime", "LastModified", "updated", "created")
     return " ".join(str(about[key]) for key in keys if key in about)

@@ -642,7 +642,7 @@ def _named_by(text: str) -> list[str]:
     else:
         import fsspec
 
-        files, pattern = fsspec.url_to_fs(text)
+        files, pattern = fsspec.core.url_to_fs(text)
         # Of a chain, such as filecache::s3://, all but what has the pattern stays.
         links = text.split("::")
         at = next(at for at, link in enumerate(links) if "://" in link)

@@ -168,18 +168,17 @@ def _collated_if_any(samples: list[Any]) -> Any:
 
 
 def _collated(samples: list[Any]) -> Any:
-    try:
-        return default_collate(samples)
-    except KeyError:
-        _refuse_unlike(samples)
-        raise
+    _refuse_unlike(samples)
+    return default_collate(samples)
 
 
 def _refuse_unlike(samples: Sequence[Any]) -> None:
     """Refuse samples, or batches of them, that do not have the same members."""
     first = samples[0]
-    for other in samples:
-        if isinstance(first, Mapping) and {*first} ^ {*other}:
+    if not isinstance(first, Mapping):
+        return
+    for other in samples:  # Torch would leave out what the first one does not have.
+        if isinstance(other, type(first)) and other.keys() != first.keys():
             named = [f"{[*each]} ({each.get('__key__')!r})" for each in (first, other)]
             raise ElasticRunError(
                 f"two samples of a batch have the members {named[0]} and {named[1]}, "
