@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from elasticrun.data.combined import CombinedLoader as CombinedLoader
     from elasticrun.data.combined import current_dataloader as current_dataloader
     from elasticrun.data.loader import AdaptiveDataLoader as AdaptiveDataLoader
-    from elasticrun.data.order.ready import LengthGroups as LengthGroups
-    from elasticrun.data.order.ready import RandomWindows as RandomWindows
-    from elasticrun.data.order.ready import WeightedDraws as WeightedDraws
-    from elasticrun.data.sampler import ElasticSampler as ElasticSampler
+    from elasticrun.data.samplers import ElasticSampler as ElasticSampler
+    from elasticrun.data.samplers import LengthGroups as LengthGroups
+    from elasticrun.data.samplers import RandomWindows as RandomWindows
+    from elasticrun.data.samplers import WeightedDraws as WeightedDraws
     from elasticrun.data.streams.files import ParquetRows as ParquetRows
     from elasticrun.data.streams.files import ResidentShards as ResidentShards
     from elasticrun.data.streams.files import TarShards as TarShards
@@ -62,8 +62,7 @@ _NAMES = {
     "checkpoint.atomic": "AtomicDirectory atomic_save",
     "data.combined": "CombinedLoader current_dataloader",
     "data.loader": "AdaptiveDataLoader",
-    "data.order.ready": "LengthGroups RandomWindows WeightedDraws",
-    "data.sampler": "ElasticSampler",
+    "data.samplers": "ElasticSampler LengthGroups RandomWindows WeightedDraws",
     "data.streams.files": "ParquetRows ResidentShards TarShards TextLines TokenFiles",
     "data.streams.mixed": "Mixed",
     "data.streams.packed": "Packed",

@@ -1,7 +1,4 @@
-"""Checks the arguments of loaders when they are made.
-
-The docstrings of `AdaptiveDataLoader` and `CombinedLoader` list the errors.
-"""
+"""Checks the arguments of loaders, whose docstrings list the errors."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ from collections.abc import Mapping
 from operator import index
 from typing import Any, NoReturn
 
-from elasticrun.data.fingerprint import LoaderState
 from elasticrun.data.order.batches import SizePlan, check_size
 from elasticrun.errors import (
     ElasticRunError,
@@ -51,18 +47,18 @@ def check_sizes(
             "batch_size=None turns batching off in torch, but a global batch needs a "
             "size. Give a batch_size; collate_fn can undo the batching."
         )
-    if isinstance(batch_size, Mapping):
-        plan = _check_plan(batch_size)
-    elif callable(batch_size):
+    if callable(batch_size):
         raise ValueError(
             f"batch_size={batch_size!r} is a function, which cannot be compared with "
             f"the one in a checkpoint: {_WHAT_A_PLAN_IS}"
         )
+    if isinstance(batch_size, Mapping):
+        plan = _check_plan(batch_size)
     else:
         plan = ((0, check_size("batch_size", batch_size)),)
-    if max_local_batch_size is None:
-        return plan, None
-    return plan, check_size("max_local_batch_size", max_local_batch_size)
+    if max_local_batch_size is not None:
+        max_local_batch_size = check_size("max_local_batch_size", max_local_batch_size)
+    return plan, max_local_batch_size
 
 
 def _check_plan(sizes: Mapping[Any, Any]) -> SizePlan:
@@ -77,28 +73,6 @@ def _check_plan(sizes: Mapping[Any, Any]) -> SizePlan:
         for samples, size in sizes.items()
     }
     return tuple(sorted(checked.items()))
-
-
-def check_autoscale(state: LoaderState, max_batch_size: int) -> None:
-    """Refuse to let the job decide sizes that are fixed otherwise."""
-    what = None
-    if not state.has_sizes:
-        what = "batch_sampler gives batches their sizes"
-    elif state.plan is not None and len(state.plan) > 1:
-        what = "batch_size is a plan"
-    elif state.fingerprint["drop_last"]:
-        what = "with drop_last a change of size would change which samples are left out"
-    if what is not None:
-        raise ValueError(
-            f"autoscale of `{state.loader_name}`, but {what}. Give the loader one "
-            "batch_size to begin with, and nothing that depends on it."
-        )
-    first = state.sizes[0][1]
-    if max_batch_size < first:
-        raise ValueError(
-            f"max_batch_size={max_batch_size} is below batch_size={first}, with which "
-            "it begins."
-        )
 
 
 def check_seed(seed: Any) -> int:
@@ -131,7 +105,7 @@ def check_in_order(in_order: bool) -> None:
         )
 
 
-def check_place(job: Job, name: str | None) -> None:
+def check_made_again(job: Job, name: str | None) -> None:
     """Refuse a loader that a restart would not make again under the same name."""
     if name is not None and not name:
         raise StateNameError(

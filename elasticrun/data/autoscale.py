@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from elasticrun.adaptive.decision import next_size
-from elasticrun.data.fingerprint import LoaderState
-from elasticrun.data.step_times import StepTimes
+from elasticrun.data.loader_state import LoaderState
+from elasticrun.data.order.batches import check_size
 from elasticrun.errors import ElasticRunError, LoopOrderError
 from elasticrun.job.job import Job
 from elasticrun.job.loop import LoopStart
@@ -23,15 +23,46 @@ class Autoscaler:
     """
 
     def __init__(
-        self, job: Job, state: LoaderState, times: StepTimes, *, largest: int
+        self,
+        job: Job,
+        state: LoaderState,
+        max_batch_size: int,
+        *,
+        min_efficiency: float,
     ) -> None:
+        times, what = state.times, None
+        if times is None:
+            what = "batch_sampler gives batches their sizes"
+        elif state.plan is not None and len(state.plan) > 1:
+            what = "batch_size is a plan"
+        elif state.fingerprint["drop_last"]:
+            what = "with drop_last a change of size would change what is left out"
+        if times is None or what is not None:
+            raise ValueError(
+                f"autoscale of `{state.loader_name}`, but {what}. Give the loader one "
+                "batch_size to begin with, and nothing that depends on it."
+            )
+        first = state.sizes[0][1]
+        max_batch_size = check_size("max_batch_size", max_batch_size)
+        if max_batch_size < first:
+            raise ValueError(
+                f"max_batch_size={max_batch_size} is below batch_size={first}, with "
+                "which it begins."
+            )
+        if not 0 <= min_efficiency <= 1:
+            raise ValueError(f"min_efficiency={min_efficiency} must be from 0 to 1.")
+        if job.boundary.has_decider:
+            raise ElasticRunError(
+                f"autoscale of `{state.loader_name}` was called, but not for the first "
+                "time. A job chooses the batch size of one loader, the one it trains "
+                "with. Call autoscale once."
+            )
+        times.max_batch_size = max_batch_size
+        times.min_efficiency = min_efficiency
         self._job = job
         self._state = state
         self._times = times
-        self._largest = largest
         self._last_loop: LoopStart | None = None
-
-    # The loops over the loader.
 
     def begin_loop(self, start: LoopStart) -> None:
         """Check that places in the plan of sizes come in their order, each once."""
@@ -45,12 +76,10 @@ class Autoscaler:
                 "remaining_epochs_until, or over its batches(n) only."
             )
 
-    # Decisions.
-
     def decide(self) -> bool:
         """Decide at this boundary; return whether sizes are to change. Collective."""
-        place = self._place()
-        if place is None:
+        seen = self._num_seen()
+        if seen is None:
             return False
         self._noise_record().sum_parts()
         size: int | None = gather(self.choose() if self._job.rank == 0 else None)[0]
@@ -61,26 +90,28 @@ class Autoscaler:
                 "global batches of `%s` have %d samples from sample %d on",
                 self._state.loader_name,
                 size,
-                place,
+                seen,
             )
-        self._state.pending = (place, size)
+        self._state.pending = (seen, size)
         return True
 
     def choose(self) -> int | None:
         """Return another size for global batches, or None if this one is right."""
+        times, sizes = self._times, self._state.sizes
+        assert times.max_batch_size is not None
         return next_size(
-            self._times.steps,
+            times.steps,
             self._noise_record().noise,
-            base=self._state.sizes[0][1],
-            size=self._state.sizes[-1][1],
-            largest=self._largest,
-            num_nodes=self._times.num_nodes,
+            base=sizes[0][1],
+            size=sizes[-1][1],
+            largest=times.max_batch_size,
+            num_nodes=times.num_nodes,
             num_replicas=self._job.world_size,
-            max_local_batch_size=self._times.max_local_batch_size,
-            min_efficiency=self._times.min_efficiency,
+            max_local_batch_size=times.max_local_batch_size,
+            min_efficiency=times.min_efficiency,
         )
 
-    def _place(self) -> int | None:
+    def _num_seen(self) -> int | None:
         """Return how many samples were seen, by the plan; None if sizes cannot change.
 
         They may in a loop over the loader, and where an epoch has ended.
@@ -89,18 +120,17 @@ class Autoscaler:
         if last is None or job.progress.is_replaying:
             return None
         if job.loader is not None:
-            is_own = job.loader.name == self._state.loader_name
-            return self._seen_before(last) + job.progress.index if is_own else None
+            if job.loader.name != self._state.loader_name:
+                return None
+            before = last.offset
+            if before is None:
+                before = last.epoch * self._state.num_samples
+            return before + job.progress.index
         if job.is_in_epoch:
             return None
         if last.offset is not None:
             return self._state.cursor.end
         return job.progress.finished_epochs * self._state.num_samples
-
-    def _seen_before(self, start: LoopStart) -> int:
-        if start.offset is not None:
-            return start.offset
-        return start.epoch * self._state.num_samples
 
     def _noise_record(self) -> NoiseRecord:
         records = [each for each in self._job.states if isinstance(each, NoiseRecord)]

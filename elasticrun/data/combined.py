@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from elasticrun.checkpoint.seeding import derive_seed
-from elasticrun.data.arguments import check_place, check_progress_bar
+from elasticrun.data.arguments import check_made_again, check_progress_bar
 from elasticrun.data.loader import AdaptiveDataLoader
-from elasticrun.data.looped import Looped, trace_batch
 from elasticrun.data.order.batches import MAX_LISTS, SizedBatches
-from elasticrun.data.order.joint_steps import JointSteps, Participant
-from elasticrun.data.order.plan import Order, RunningLoop
+from elasticrun.data.order.plan import RunningLoop
+from elasticrun.data.order.shares import EvenShares, LaneShares, partition
+from elasticrun.data.resumable import ResumableLoader
 from elasticrun.data.streams.uncounted import need_lengths
 from elasticrun.errors import ElasticRunError, LoopOrderError, counted
 from elasticrun.job.current import current_job
@@ -34,7 +33,11 @@ _REFUSED_MODES = {
 }
 
 
-class CombinedLoader(Looped):
+_STEPS = ((0, 1),)  # As sizes of batches: the index counts them.
+_RUNS_AHEAD = 100  # Of steps with one division, in which another one is looked for.
+
+
+class CombinedLoader(ResumableLoader):
     """Several loaders in one loop: each turn delivers a batch of each of them.
 
         both = CombinedLoader({"labeled": labeled, "unlabeled": unlabeled})
@@ -43,11 +46,10 @@ class CombinedLoader(Looped):
             ...
 
     The batches come in the form in which the members were given: a dictionary, or a
-    list. Global batch k of each member in the loop depends on (seed,
-    epoch, loop, k) alone. Where `max_local_batch_size` cuts the
-    batch of one member, the others' are cut into as many micro-batches. A member is at
-    its own place in the loop: `labeled.num_valid`, `labeled.batch_index` and the like
-    mean its part.
+    list. Global batch k of each member in the loop depends on (seed, epoch, loop, k)
+    alone. Where `max_local_batch_size` cuts the batch of one member, the others' are
+    cut into as many micro-batches. A member is at its own place in the loop:
+    `labeled.num_valid`, `labeled.batch_index` and the like mean its part.
 
     Say whose samples a loss is over: `model.weigh(loss, member=labeled)`, or multiply
     it with `labeled.loss_weight` under your own DDP or FSDP. This is needed where the
@@ -91,17 +93,15 @@ class CombinedLoader(Looped):
         _check(members, mode)
         if progress:
             check_progress_bar()
-        check_place(job, name)
+        check_made_again(job, name)
         self._is_list = not isinstance(loaders, Mapping)
         self._members: dict[str | int, AdaptiveDataLoader] = members
         self._mode: Mode = mode
         self._joint: JointSteps | None = None
         names = [[key, member.name] for key, member in members.items()]
-        Looped.__init__(
-            self,
+        super().__init__(
             job,
             name=name,
-            batches=_Steps(list(members.values()), mode),
             seed=0,
             plan=None,
             fingerprint={"mode": mode, "members": names},
@@ -109,7 +109,7 @@ class CombinedLoader(Looped):
             progress=progress,
         )
 
-    # What the loop body may ask, beside what `Looped` says.
+    # What the loop body may ask, beside what `ResumableLoader` says.
 
     @property
     def loss_weight(self) -> float:
@@ -178,12 +178,10 @@ class CombinedLoader(Looped):
         members = list(self._members.values())
         for member in members:
             member.refuse_autoscale(f"it is a member of `{self.name}`")
-        loops = [self._of_member(*each, loop) for each in enumerate(members)]
+        for number, member in enumerate(members):
+            self._put_into(loop, number, member)
         self._joint = joint = JointSteps(
-            [
-                Participant(own.batches, member._shares_of(own, order))
-                for member, (own, order) in zip(members, loops, strict=True)
-            ],
+            [member._shares_of(member.running_loop) for member in members],
             current_job().num_shares,
             begin=loop.begin,
             end=loop.end,
@@ -192,16 +190,14 @@ class CombinedLoader(Looped):
             member.shares.max_local_batch_size or member.shares.num_virtual
             for member in members
         )
-        reads = [
-            member._read(own, order, joint if is_cut else None)
-            for member, (own, order) in zip(members, loops, strict=True)
-        ]
+        cuts = joint if is_cut else None
+        reads = [member._read(member.running_loop, cuts) for member in members]
         return self._zipped(loop, reads)
 
-    def _of_member(
-        self, number: int, member: AdaptiveDataLoader, loop: RunningLoop
-    ) -> tuple[RunningLoop, Order]:
-        """Put a member into its part of a loop; return that, and its samples' order."""
+    def _put_into(
+        self, loop: RunningLoop, number: int, member: AdaptiveDataLoader
+    ) -> None:
+        """Let a member run its part of a loop."""
         assert loop.start is not None
         key = derive_seed(member.seed, loop.key, number)
         own = member._order
@@ -213,13 +209,13 @@ class CombinedLoader(Looped):
             loop.where,
             loop.start,
             batches,
+            order=order,
             first=loop.first,
             begin=loop.begin,
             num_batches=loop.end - loop.first,
             key=key,
             part_of=self.name,
         )
-        return member.running_loop, order
 
     def _zipped(self, loop: RunningLoop, reads: list[Iterator[Any]]) -> Iterator[Any]:
         """Yield a batch of each member; their batches have the numbers of the steps."""
@@ -243,13 +239,7 @@ class CombinedLoader(Looped):
 
     def _trace(self, trace: Trace) -> None:
         for member in self._members.values():
-            trace_batch(
-                trace,
-                member.running_loop,
-                member.dataset,
-                batch=self.batch_index,
-                member=member.name,
-            )
+            member._trace(trace)
 
     def _compare(self, job: Job) -> None:
         super()._compare(job)
@@ -274,35 +264,106 @@ class CombinedLoader(Looped):
         for member in self._members.values():
             member._check_endless()
 
+    # Its batches are the steps.
 
-@dataclass(eq=False)
-class _Steps:
-    """The steps of a combined loader's loops; each is one of the index."""
-
-    members: Sequence[AdaptiveDataLoader]
-    mode: Mode
-
-    def batches(self, epoch: int, key: int = 0) -> SizedBatches:
+    def _batches_in(self, epoch: int, key: int = 0) -> SizedBatches:
         del key
-        lengths = [len(member._order.batches(epoch)) for member in self.members]
-        if self.mode == "min_size":
-            return _steps(min(lengths))
+        members = list(self._members.values())
+        lengths = [len(member._order.batches(epoch)) for member in members]
+        if self._mode == "min_size":
+            return SizedBatches(_STEPS, min(lengths))
         if 0 in lengths and any(lengths):
-            member = self.members[lengths.index(0)]
+            member = members[lengths.index(0)]
             raise ValueError(
                 f"`{member.name}` is to begin again until the longest member ends "
                 "(mode='max_size_cycle'), but has no batch: it has too few samples for "
                 "one, and drop_last=True. Leave drop_last out, or take smaller batches."
             )
-        return _steps(max(lengths))
+        return SizedBatches(_STEPS, max(lengths))
 
-    def endless_batches(self, key: int = 0) -> SizedBatches:
+    def _batches_of_passes(self, key: int = 0) -> SizedBatches:
         del key
-        return _steps(MAX_LISTS)
+        return SizedBatches(_STEPS, MAX_LISTS)
 
 
-def _steps(num_steps: int) -> SizedBatches:
-    return SizedBatches(((0, 1),), num_steps)
+class JointSteps:
+    """How the steps are cut that several loaders deliver in.
+
+    Global batch k of each is delivered in step k. All deliver equally many
+    micro-batches in it: as many as the one that needs most of them.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[EvenShares | LaneShares],
+        num_shares: int,
+        *,
+        begin: int,
+        end: int,
+    ) -> None:
+        self._members = members
+        self._num_shares = num_shares
+        self._known = begin  # Up to here all steps are divided alike.
+        self._end = end
+        self._unlike: int | None = None
+
+    def num_micro(self, step: int) -> int:
+        """Return into how many micro-batches a step is cut."""
+        return max(member.num_micro(step) for member in self._members)
+
+    def num_alike(self, step: int) -> int:
+        """Return how many steps are cut alike, this one the first."""
+        return min(member.num_alike(step) for member in self._members)
+
+    def sizes(self, step: int) -> tuple[int, ...]:
+        """Return the samples of each loader in a step."""
+        return tuple(member.batches.size(step) for member in self._members)
+
+    def unlike_step(self, step: int) -> int | None:
+        """Return a step whose batches do not divide alike, if one is in sight.
+
+        Steps ahead of `step` are looked at, too, so that a program does not learn only
+        at the last batch of its first epoch that its losses need weights of their own.
+        """
+        if self._unlike is None and step >= self._known:
+            are_even = all(isinstance(own, EvenShares) for own in self._members)
+            for _ in range(_RUNS_AHEAD):
+                if self._known >= self._end:
+                    break
+                sizes, num_micro = self.sizes(self._known), self.num_micro(self._known)
+                are_alike = _divide_alike(sizes, num_micro, self._num_shares)
+                if not (are_even and are_alike) and len(sizes) > 1:
+                    self._unlike = self._known
+                    break
+                self._known += self.num_alike(self._known)
+        return self._unlike
+
+
+@lru_cache(maxsize=1024)
+def _divide_alike(sizes: tuple[int, ...], num_micro: int, num_shares: int) -> bool:
+    """Return whether each micro-batch is the same share of all loaders' batches."""
+    if 0 in sizes:  # Whose padding weighs nothing anywhere.
+        return not any(sizes)
+    if all(size % (num_shares * num_micro) == 0 for size in sizes):
+        return True
+    cut = [_lengths_of_pieces(size, num_micro, num_shares) for size in sizes]
+    return all(
+        length * sizes[0] == first * size
+        for size, lengths in zip(sizes, cut, strict=True)
+        for length, first in zip(lengths, cut[0], strict=True)
+    )
+
+
+def _lengths_of_pieces(size: int, num_micro: int, num_shares: int) -> list[int]:
+    shares = [
+        partition(range(size), share, num_parts=num_shares)
+        for share in range(num_shares)
+    ]
+    return [
+        len(partition(share, micro, num_parts=num_micro))
+        for share in shares
+        for micro in range(num_micro)
+    ]
 
 
 @lru_cache(maxsize=256)

@@ -29,10 +29,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.data.arguments import (
-    check_autoscale,
     check_dataset,
     check_in_order,
-    check_place,
+    check_made_again,
     check_progress_bar,
     check_seed,
     check_seed_each,
@@ -40,15 +39,17 @@ from elasticrun.data.arguments import (
     refuse_virtual,
 )
 from elasticrun.data.autoscale import Autoscaler
-from elasticrun.data.looped import Looped, trace_batch
-from elasticrun.data.order.batches import SizedBatches, check_size
-from elasticrun.data.order.lanes import DealtLanes, LanesAsSampler
-from elasticrun.data.order.loop_orders import ListedOrder, SampleOrder
+from elasticrun.data.order.batches import (
+    Batches,
+    ListedOrder,
+    SampleOrder,
+    SizedBatches,
+)
+from elasticrun.data.order.lanes import DealtLanes
 from elasticrun.data.order.maps import NoBatchSampler, as_map, check_sampler
 from elasticrun.data.order.plan import (
     NO_BATCH,
     LoopPlan,
-    Order,
     RunningLoop,
     Seeding,
     delivered,
@@ -58,9 +59,9 @@ from elasticrun.data.order.shares import (
     CutsForNoise,
     EvenShares,
     LaneShares,
-    LoopShares,
     Shares,
 )
+from elasticrun.data.resumable import ResumableLoader
 from elasticrun.data.step_times import StepTimes
 from elasticrun.data.streams.mixed import Mixed
 from elasticrun.data.streams.streams import InLanes, lanes_of
@@ -74,7 +75,6 @@ from elasticrun.data.workers.changes import Seen, changed, seen
 from elasticrun.data.workers.device import is_read_ahead, moved, on_device
 from elasticrun.data.workers.lanes import reader_of_lanes
 from elasticrun.data.workers.reader import BatchReader, reader_of
-from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import whole_number
 from elasticrun.job.loop import NOTHING, LoopStart, MicroBatch
@@ -92,7 +92,7 @@ else:  # Python has defaults from 3.13 on, and has no use for them.
 logger = Logger(__name__)
 
 
-class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
+class AdaptiveDataLoader(ResumableLoader, DataLoader[Sample]):  # type: ignore[misc]
     """A DataLoader that resumes at the sample, at any world size.
 
     Each iteration delivers this replica's part of a global batch, or a micro-batch of
@@ -100,8 +100,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
     arguments are torch's (num_workers, collate_fn, pin_memory, timeout,
     worker_init_fn, multiprocessing_context, generator, prefetch_factor,
     persistent_workers); `in_order=False` is accepted, but batches keep their order.
-    Tensors of up to 128 KiB come from workers by
-    value, not in shared memory.
+    Tensors of up to 128 KiB come from workers by value, not in shared memory.
 
     Collective: make and iterate it on every replica, in the same order.
     Replay: a loop that was finished before the restart yields nothing; the interrupted
@@ -168,6 +167,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         progress: bool = False,
         **dataloader_kwargs: Any,
     ) -> None:
+        # Look at all that was given, before anything is made of it.
         job = current_job()
         self.shuffle, drop_last = bool(shuffle), bool(drop_last)
         if isinstance(dataset, (InLanes, IterableDataset)):
@@ -186,7 +186,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         check_seed_each(seed_each)
         if progress:
             check_progress_bar()
-        check_place(job, name)
+        check_made_again(job, name)
         check_in_order(dataloader_kwargs.pop("in_order", True))
 
         # Torch is told how samples are read, but of no batches: its own batch sampler
@@ -194,6 +194,9 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
         DataLoader.__init__(self, dataset, sampler=sampler, **dataloader_kwargs)
         self.seed_each = seed_each
         self.device = None if device is None else torch.device(device)
+        self._is_ahead = is_read_ahead(self.device)
+
+        # How a global batch is shared out. Streams are shared out by their lanes.
         num_virtual = None if job.virtual is None else job.virtual.number
         self.shares = Shares(
             rank=job.rank,
@@ -202,10 +205,7 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             is_padded=bool(even_batches),
             num_virtual=num_virtual,
         )
-
-        # Streams have an order of their own, lane by lane.
         self._lanes: DealtLanes | None = None
-        beginning = ""
         if isinstance(dataset, InLanes):
             if num_virtual is not None:
                 refuse_virtual("a data set that is read in streams")
@@ -219,36 +219,36 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
                 rank=job.rank,
                 world_size=job.world_size,
             )
-            sampler = LanesAsSampler(self._lanes, shuffle=self.shuffle)
-            beginning = dataset.beginning
 
-        # The order of each loop's samples, and where in it a global batch begins.
-        times: StepTimes | None = None
+        # The order of a loop's samples, and its global batches: lists of the user's
+        # own, or what a plan of sizes cuts from the order.
+        by_size: SampleOrder | None = None
         self._order: SampleOrder | ListedOrder
         if batch_sampler is not None:
             num_batches = job.samples_of(len(batch_sampler), 1)
             self._order = ListedOrder(batch_sampler, num_batches, shuffle=self.shuffle)
         else:
-            sampler = None if sampler is None else as_map(sampler)
-            length = len(dataset if sampler is None else sampler)
-            self._order = SampleOrder(
+            ordered: Any = dataset if self._lanes is None else self._lanes
+            if sampler is not None:
+                ordered = sampler = as_map(sampler)
+            length = len(ordered)
+            self._order = by_size = SampleOrder(
                 length,
                 job.samples_of(length, plan[0][1]),
                 plan,
                 shuffle=self.shuffle,
                 drop_last=drop_last,
                 sampler=sampler,
+                lanes=self._lanes,
             )
-            times = StepTimes(job, max_local_batch_size)
 
-        Looped.__init__(
+        # A state of the job, which loads what the checkpoint has of it now.
+        ResumableLoader.__init__(
             self,
             job,
             name=name,
-            batches=self._order,
             seed=seed,
             plan=plan,
-            # What a restart may not change, and what all replicas must give alike.
             fingerprint={
                 "num_samples": self._order.num_samples,
                 "shuffle": self.shuffle,
@@ -261,23 +261,28 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
                 "even_batches": self.shares.is_padded,
                 "seed_each": seed_each,
                 "virtual_replicas": num_virtual,
-                "the beginning of the data": beginning,
+                "the beginning of the data": (
+                    dataset.beginning if isinstance(dataset, InLanes) else ""
+                ),
             },
             progress=progress,
-            times=times,
+            order=by_size,
+            times=None if by_size is None else StepTimes(job, max_local_batch_size),
         )
-        # Set past torch's guard against changing them: torch itself was given none.
+
+        # Others ask a DataLoader for these. Torch was given none, and guards them
+        # against being set.
         is_one_size = batch_sampler is None and len(plan) == 1
         object.__setattr__(self, "batch_size", plan[0][1] if is_one_size else None)
         object.__setattr__(self, "drop_last", drop_last)
         object.__setattr__(self, "batch_sampler", NoBatchSampler())
-        self._is_ahead = is_read_ahead(self.device)
+
         # Workers that outlive a loop, and what they have copies of.
         self._persistent: BatchReader | None = None
         self._copied = Seen()
         self._has_told_of_change = False
 
-    # What the loop body may ask, beside what `Looped` says.
+    # What the loop body may ask, beside what `ResumableLoader` says.
 
     has_one_weight = True
 
@@ -373,24 +378,13 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
             LoopOrderError: When a loop begins: it is in another one's body, or the
                 second over the same samples; or the loader is a member of another one.
         """
-        if current_job().virtual is not None:
+        job = current_job()
+        if job.virtual is not None:
             refuse_virtual("autoscale, which decides by measured times,")
         need_lengths(self.dataset, "autoscale")
-        check_autoscale(self._state, check_size("max_batch_size", max_batch_size))
-        if not 0 <= min_efficiency <= 1:
-            raise ValueError(f"min_efficiency={min_efficiency} must be from 0 to 1.")
-        job = current_job()
-        if job.boundary.has_decider:
-            raise ElasticRunError(
-                f"autoscale of `{self.name}` was called, but not for the first time. A "
-                "job chooses the batch size of one loader, the one it trains with. "
-                "Call autoscale once."
-            )
-        times = self._state.times
-        assert times is not None  # Batches have planned sizes.
-        times.max_batch_size = max_batch_size
-        times.min_efficiency = min_efficiency
-        self._autoscaler = Autoscaler(job, self._state, times, largest=max_batch_size)
+        self._autoscaler = Autoscaler(
+            job, self._state, max_batch_size, min_efficiency=min_efficiency
+        )
         job.boundary.decide_by(self._autoscaler.decide)
         object.__setattr__(self, "batch_size", None)  # As with any plan.
 
@@ -425,9 +419,9 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
                 f"{len(batches)} global batches."
             )
         start = LoopStart(epoch, number, (), batches.start(first_batch), None)
-        return self._read_ahead(self._running("read", start, None))
+        return self._for_others(self._running("read", start, None))
 
-    def _read_ahead(self, loop: RunningLoop) -> Iterator[tuple[Any, MicroBatch]]:
+    def _for_others(self, loop: RunningLoop) -> Iterator[tuple[Any, MicroBatch]]:
         self._compare(current_job())
         batches = self._start(loop)
         try:
@@ -440,9 +434,14 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
 
     # How loops are read.
 
+    def _batches_in(self, epoch: int, key: int = 0) -> Batches:
+        return self._order.batches(epoch, key)
+
+    def _batches_of_passes(self, key: int = 0) -> Batches:
+        return self._order.endless_batches(key)
+
     def _start(self, loop: RunningLoop) -> Iterator[Any]:
-        order = self._order
-        dataset = self.dataset
+        dataset, order = self.dataset, self._order
         if isinstance(dataset, InLanes) and not (dataset.has_end or loop.is_endless):
             raise ValueError(
                 f"a loop over `{self.name}` would never end, since "
@@ -450,117 +449,135 @@ class AdaptiveDataLoader(Looped, DataLoader[Sample]):  # type: ignore[misc]
                 "each epoch if you want epochs; or give a Mixed num_samples."
             )
         by_key = order.endless_order if loop.is_endless else order.order
-        order_of_loop = by_key(loop.key)
+        loop.order = by_key(loop.key)
         cuts = None
         if current_job().cuts_for_noise():
-            cuts = CutsForNoise(loop.batches, self._shares_of(loop, order_of_loop))
-        return self._read(loop, order_of_loop, cuts)
+            cuts = CutsForNoise(loop.batches, self._shares_of(loop))
+        return self._read(loop, cuts)
 
     def _shares_of(
-        self, loop: RunningLoop, order: Order, cuts: Cuts | None = None
-    ) -> LoopShares:
+        self, loop: RunningLoop, cuts: Cuts | None = None
+    ) -> EvenShares | LaneShares:
         """Return what this replica reads of each global batch of a loop."""
         if self._lanes is None:
             return EvenShares(loop.batches, self.shares, cuts)
-        lanes: Any = order  # A `LanesOrder`.
+        lanes: Any = loop.order  # A `LanesOrder`.
         return LaneShares(loop.batches, self.shares, cuts, lanes)
 
-    def _read(
-        self, loop: RunningLoop, order: Order, cuts: Cuts | None = None
-    ) -> Iterator[Any]:
+    def _read(self, loop: RunningLoop, cuts: Cuts | None) -> Iterator[Any]:
         """Start to read a loop's batches.
 
         Args:
-            order: Of the samples.
             cuts: Of the batches, if they do not follow from their sizes alone.
         """
+        # The plan says what this replica is to read, in which order; the reader reads
+        # it, here or in workers; and each batch is handed out when it has become the
+        # loop's current one.
+        assert loop.order is not None
         reader = self._reader()
         seeding = None
         if reader.is_seeded:
             each_sample = self.seed_each == "sample" or reader.names_lanes
             seeding = Seeding(derive_seed(loop.key, 2), each_sample)
+        is_uncounted = isinstance(self.dataset, Uncounted)
         plan = LoopPlan(
             loop.batches,
-            self._shares_of(loop, order, cuts),
-            order,
+            self._shares_of(loop, cuts),
+            loop.order,
             first=loop.begin,
             end=loop.end,
             seeding=seeding,
-            cut=reader.cut,
+            split=reader.split,
             names_lanes=reader.names_lanes,
-            asks_for_nothing=isinstance(self.dataset, Uncounted),
+            asks_for_nothing=is_uncounted,
         )
         batches = reader.start(plan, loop.key)
         loop.end_reading = partial(reader.end, batches)
-        if isinstance(self.dataset, Uncounted) and self.drop_last:
-            assert loop.start is not None
-            return full_batches(
-                loop,
-                plan.in_flight,
-                batches,
-                self._delivery(self.dataset),
-                at=loop.start.at,
-                collate=self._collated,
-            )
+        if is_uncounted:
+            return self._read_uncounted(loop, plan, batches)
         if self.device is not None:
             batches = on_device(batches, self.device, is_ahead=self._is_ahead)
-        if isinstance(self.dataset, Uncounted):
-            how = self._delivery(self.dataset)
-            return all_batches(loop, plan.in_flight, batches, how)
         return delivered(loop, plan.in_flight, batches)
 
-    def _delivery(self, streams: Uncounted) -> Delivery:
+    def _read_uncounted(
+        self, loop: RunningLoop, plan: LoopPlan, batches: Iterator[Any]
+    ) -> Iterator[Any]:
+        """Deliver the batches of streams that nobody has counted."""
+        streams: Any = self.dataset
+        assert loop.start is not None
+
+        def collated(samples: list[Any]) -> Any:
+            batch = self.collate_fn(samples)
+            return batch if self.device is None else moved(batch, self.device)
+
         def padding() -> Any:
-            return self._collated([streams.padding()])
+            return collated([streams.padding()])
 
-        return Delivery(self.shares, streams.lanes.num_lanes, padding)
-
-    def _collated(self, samples: list[Any]) -> Any:
-        batch = self.collate_fn(samples)
-        return batch if self.device is None else moved(batch, self.device)
+        how = Delivery(self.shares, streams.lanes.num_lanes, padding)
+        if self.drop_last:  # Samples come one by one, since batches are full ones.
+            at, asked = loop.start.at, plan.in_flight
+            return full_batches(loop, asked, batches, how, at=at, collate=collated)
+        if self.device is not None:
+            batches = on_device(batches, self.device, is_ahead=self._is_ahead)
+        return all_batches(loop, plan.in_flight, batches, how)
 
     def _reader(self) -> BatchReader:
-        """Return what reads the next loop, by the workers of the last one if it can.
-
-        Workers have a copy of the data set. After a restart they would have one of what
-        it is then, so they are made anew once it has changed.
-        """
-        now = Seen()
-        if self.persistent_workers:
-            copied = ("dataset", "collate_fn", "worker_init_fn")
-            now = seen(**{name: getattr(self, name) for name in copied})
+        """Return what reads the next loop, by the workers of the last one if it can."""
+        if not self.persistent_workers:
+            return self._new_reader()
+        # Workers have a copy of the data set. After a restart they would have one of
+        # what it is then, so they are made anew once it has changed.
+        copied = ("dataset", "collate_fn", "worker_init_fn")
+        now = seen(**{name: getattr(self, name) for name in copied})
         if self._persistent is not None:
-            place = changed(self._copied, now)
-            if place is None:
+            path = changed(self._copied, now)
+            if path is None:
                 return self._persistent
             if not self._has_told_of_change and current_job().rank == 0:
                 logger.warning(
                     "%s has changed since the workers of `%s` began, which have a copy "
                     "of it: they are made anew, as at each loop before which something "
                     "changes, so persistent_workers=True may save nothing here",
-                    place,
+                    path,
                     self.name,
                 )
             self._has_told_of_change = True
             self._persistent = None  # Which ends them.
+        self._persistent, self._copied = self._new_reader(), now
+        return self._persistent
+
+    def _new_reader(self) -> BatchReader:
         # What is read before the program asks for it must not draw on the program's own
         # generators: they would be ahead in the checkpoint of the batch before.
         has_virtual = self.shares.num_virtual is not None
         is_seeded = self.seed_each == "sample" or self._is_ahead or has_virtual
-        if self._lanes is None:
-            reader = reader_of(
-                self, self.dataset, is_seeded=is_seeded, has_virtual=has_virtual
-            )
-        else:
-            reader = reader_of_lanes(
-                self, is_shuffled=self.shuffle, is_seeded=is_seeded
-            )
-        if self.persistent_workers:
-            self._persistent, self._copied = reader, now
-        return reader
+        if self._lanes is not None:
+            return reader_of_lanes(self, is_shuffled=self.shuffle, is_seeded=is_seeded)
+        return reader_of(
+            self, self.dataset, is_seeded=is_seeded, has_virtual=has_virtual
+        )
 
     def _trace(self, trace: Trace) -> None:
-        trace_batch(trace, self.running_loop, self.dataset, batch=self.batch_index)
+        loop, dataset = self.running_loop, self.dataset
+        _, indices, part, places = loop.current
+        if isinstance(indices, torch.Tensor):
+            indices = indices.tolist()
+        streams: list[tuple[str, int]] = []
+        if isinstance(dataset, InLanes):
+            streams = [dataset.place(index) for index in indices]
+        assert loop.start is not None
+        trace.write(
+            epoch=loop.start.epoch,
+            loop=loop.start.num_loops,
+            inside=loop.start.inside,
+            batch=self.batch_index,
+            micro=part.micro,
+            indices=indices,
+            num_valid=part.num_valid,
+            places=places,
+            streams=streams,
+            member=self.name if loop.part_of else None,
+        )
 
     def _check_endless(self) -> None:
         need_lengths(self.dataset, "a loop over several passes (batches)")

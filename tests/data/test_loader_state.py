@@ -334,5 +334,8 @@ def test_after_a_break_the_state_is_the_place_of_the_break(wanted: int | None) -
         loader = AdaptiveDataLoader(Numbers(20), 2, shuffle=True, name="train")
         loader.load_state_dict(state)
         assert [batch.tolist() for batch in loop(loader)] == whole[4:]
+        for _ in loop(loader):
+            break
+        assert loader.state_dict()["index"] == 2
         for _ in AdaptiveDataLoader(Numbers(2), 1, name="other"):
             assert loader.state_dict()["index"] is None

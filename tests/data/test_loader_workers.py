@@ -39,7 +39,9 @@ def test_workers_change_nothing(num_workers: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "method", ["spawn", pytest.param("forkserver", marks=pytest.mark.wide)]
+)
 def test_workers_start_by_any_method_and_resume(tmp_path: Path, method: str) -> None:
     delivered: list[int] = []
 

@@ -84,9 +84,9 @@ def test_every_replica_gets_its_share_of_each_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "is_counted"), [(0, True), (0, False), (1, False)]
+    ("empty", "num_workers", "is_counted"),
+    [([], 0, True), (torch.tensor([]), 0, False), (np.array([]), 1, False)],
 )
-@pytest.mark.parametrize("empty", [[], torch.tensor([]), np.array([])])
 def test_an_empty_batch_is_a_step_of_padding(
     empty: Any, num_workers: int, is_counted: bool, tmp_path: Any
 ) -> None:

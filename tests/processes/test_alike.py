@@ -15,7 +15,7 @@ from elasticrun import (
     rank,
     remaining_epochs_until,
 )
-from elasticrun.data import same_on_replicas
+from elasticrun.data import loader_state
 from elasticrun.testing import GenerationFailed, run_generation
 from tests.support.data import Numbers
 from tests.support.stage import DEADLINE, wait_until
@@ -31,7 +31,7 @@ class Looping:
         self.by_rank = by_rank
 
     def __call__(self) -> str:
-        same_on_replicas._WAIT_SECONDS = DEADLINE  # However late one of them comes.
+        loader_state._WAIT_SECONDS = DEADLINE  # However late one of them comes.
         refusal = self.loop()
         dist.barrier()  # Rank 0's end would be that of the store.
         return refusal
@@ -111,7 +111,7 @@ class ComingOneByOne(Looping):
         self.has_compared = directory / "has compared"
 
     def __call__(self) -> str:
-        same_on_replicas._WAIT_SECONDS = 0.0
+        loader_state._WAIT_SECONDS = 0.0
         if rank() != self.first:
             wait_until(self.has_looped.exists)
         refusal = self.loop()

@@ -1,9 +1,19 @@
 """Deals streams to lanes: which sample of which stream is at each position.
 
-A *lane* is a row of blocks of samples that are read one after another. A *round* takes
-one sample of each lane that has one left; the samples' order is one round after
-another. So the lengths of a loop's lanes say which lane a position is in, and a
-checkpoint holds nothing about streams.
+1. Streams are cut into *blocks*, where they can be entered. A loop's key deals these to
+   a fixed number of *lanes*, each of which is a row of blocks that are read one after
+   another.
+2. A *round* takes one sample of each lane that has one left. A loop's order is one
+   round after another.
+3. Between two *levels*, the lengths of lanes, rounds have the same lanes: so a search
+   among the levels and a division give the lane of a position, and the number there.
+4. The key mixes the numbers in each window of a lane. A search among the lane's blocks
+   gives the sample.
+
+Price: each loop sorts its blocks; a position costs two searches. A checkpoint holds
+nothing about streams, where a shuffle buffer would be in it, or be filled again. Shares
+are nearly even: at 64 lanes and batches of 64, the largest over the mean one is 1.03,
+1.02 and 1.09 at 3, 5 and 7 replicas.
 """
 
 from __future__ import annotations
@@ -17,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elasticrun.checkpoint.seeding import derive_seed, derive_seeds, mix_each
-from elasticrun.data.order.batches import MAX_INDEX
+from elasticrun.data.order.permutation import MAX_INDEX
 
 _Numbers = NDArray[np.int64]
 
@@ -64,22 +74,6 @@ class DealtLanes(Protocol):
     def order(self, key: int | None) -> LanesOrder:
         """Return the order that has a key; without one, that of the streams."""
         ...
-
-
-class LanesAsSampler:
-    """The order of each loop over lanes: another one for each key, if shuffled."""
-
-    def __init__(self, lanes: DealtLanes, *, shuffle: bool) -> None:
-        self._lanes = lanes
-        self._shuffle = shuffle
-        self.checksum = lanes.checksum
-
-    def __len__(self) -> int:
-        return len(self._lanes)
-
-    def keyed(self, key: int) -> LanesOrder:
-        """Return the order of the loop that has a key."""
-        return self._lanes.order(key if self._shuffle else None)
 
 
 class Blocks(NamedTuple):
@@ -181,7 +175,7 @@ class Slots:
 class LaneOrder:
     """The samples of all streams in the rounds of their lanes.
 
-    With a key, blocks are dealt to lanes by it, lanes have their places in a round by
+    With a key, blocks are dealt to lanes by it, lanes have their order in a round by
     it, and each window of a lane's samples is in an order of its own; the first window
     ends anywhere, so that windows lie elsewhere in each loop. A block that is longer
     than a window is entered anywhere where it is a lane's first one: what lies before
@@ -211,12 +205,12 @@ class LaneOrder:
         self.totals = np.bincount(lane_of, weights=lengths).astype(np.int64)
         self.num_lanes = len(self.totals)
         self._bases = np.cumsum(self.totals) - self.totals
-        places = np.arange(self.num_lanes)
+        in_round = np.arange(self.num_lanes)  # The lanes in their order in a round.
         # Where the first window, and the first block of each lane are entered.
-        self._into_window = self._into_block = np.zeros_like(places)
+        self._into_window = self._into_block = np.zeros_like(in_round)
         if key is not None:
-            self._into_window = _draw(derive_seed(key, 4), lanes.window, places)
-            places = np.argsort(derive_seeds(derive_seed(key, 6), places))
+            self._into_window = _draw(derive_seed(key, 4), lanes.window, in_round)
+            in_round = np.argsort(derive_seeds(derive_seed(key, 6), in_round))
             if lanes.blocks is not None:
                 first = self._row[np.searchsorted(self._ends, self._bases, "right")]
                 turn = lanes.blocks.are_entered[first] & (lengths[first] > lanes.window)
@@ -224,12 +218,13 @@ class LaneOrder:
                 self._into_block = drawn * turn
         # Rounds between two levels have the same lanes: those that are longer.
         self._levels = np.unique(np.concatenate([[0], self.totals]))
-        alive = [places[self.totals[places] > level] for level in self._levels[:-1]]
+        totals = self.totals[in_round]
+        alive = [in_round[totals > level] for level in self._levels[:-1]]
         self._num_alive = np.array([len(each) for each in alive], np.int64)
         self._level_starts = np.concatenate(
             [[0], np.cumsum(self._num_alive * np.diff(self._levels))]
         ).astype(np.int64)
-        # For each level and place in a round, the lane there.
+        # The lanes of a round at each level.
         self._lane_at = np.zeros((len(alive), self.num_lanes), np.int64)
         for level, own in enumerate(alive):
             self._lane_at[level, : len(own)] = own
@@ -244,19 +239,20 @@ class LaneOrder:
         if self._key is not None:
             numbers = self._shuffled(lanes, numbers)
             numbers = (numbers + self._into_block[lanes]) % self.totals[lanes]
-        places = self._bases[lanes] + numbers
-        at = np.searchsorted(self._ends, places, side="right")
+        # Each sample's number, lane by lane, and so the block that it is in.
+        numbers = self._bases[lanes] + numbers
+        at = np.searchsorted(self._ends, numbers, side="right")
         before = np.where(at > 0, self._ends[at - 1], 0)
-        samples: _Numbers = self._begins[self._row[at]] + places - before
+        samples: _Numbers = self._begins[self._row[at]] + numbers - before
         return samples
 
     def locate(self, positions: _Numbers) -> tuple[_Numbers, _Numbers]:
         """Return the lane of each position below the length, and its number there."""
         level = np.searchsorted(self._level_starts, positions, side="right") - 1
-        rounds, place = np.divmod(
+        rounds, turn = np.divmod(
             positions - self._level_starts[level], self._num_alive[level]
         )
-        return self._lane_at[level, place], self._levels[level] + rounds
+        return self._lane_at[level, turn], self._levels[level] + rounds
 
     def lane_of(self, positions: _Numbers) -> _Numbers:
         """Return the lane of each position below the length."""
@@ -273,11 +269,11 @@ class LaneOrder:
         """Return the numbers within their lanes that stand where these ones stood."""
         shuffled = np.empty_like(numbers)
         into = self._into_window[lanes]
-        windows, places = np.divmod(numbers + into, self._lanes.window)
+        windows, cells = np.divmod(numbers + into, self._lanes.window)
         for window in np.unique(windows):
             own = windows == window
             table = self._table(int(window))
-            shuffled[own] = table[lanes[own], places[own]]
+            shuffled[own] = table[lanes[own], cells[own]]
         shuffled += windows * self._lanes.window - into
         return shuffled
 

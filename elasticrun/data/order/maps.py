@@ -19,7 +19,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from elasticrun.data.order.plan import Order
+from elasticrun.data.order.permutation import Order
 
 _WHAT_A_SAMPLER_IS = (
     "Give the data-set indices themselves, whole numbers in one dimension; of weights "

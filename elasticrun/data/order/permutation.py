@@ -1,7 +1,23 @@
-"""A shuffled order of any length, computed on demand and never stored."""
+"""A shuffled order of any length, computed on demand and never stored.
+
+Up to 4096 numbers it is a table, sorted by a keyed hash. Else, for position p:
+
+1. p is a cell, in a row and a column, of a nearly square grid with hardly more cells
+   than numbers.
+2. Six rounds: the cell moves along its column by a keyed hash of the column, then
+   along its row by one of the row, and so on (a Feistel network; Black and Rogaway,
+   "Ciphers with arbitrary finite domains", CT-RSA 2002).
+3. A cell beyond the last number goes through the rounds again until it is one of the
+   numbers (cycle-walking).
+
+Price: 20 ns a number, at 10^4 numbers as at 10^12, where thousands are asked for at
+once, and no memory. torch.randperm takes 4 ns at 10^4 and 25 ns at 10^7, 8 bytes each,
+and makes all before the first (benchmarks/permutation.py).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import isqrt
 from typing import Any
 
@@ -11,6 +27,10 @@ from numpy.typing import NDArray
 from elasticrun.checkpoint.seeding import derive_seed, mix_each
 
 MAX_LENGTH = 2**62
+MAX_INDEX = 2**61  # Of a loop without end; what is derived from it fits 64 bits.
+
+# From positions in a loop to indices of the data set, in an array of the same shape.
+Order = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
 # Up to this length the order is a sorted table of 32 KiB at most.
 _MAX_TABLE_LENGTH = 4096
@@ -31,17 +51,8 @@ _Words = NDArray[np.uint64]
 class Permutation:
     """The numbers below `length`, in an order that depends on it and `key` alone.
 
-    Memory and the time per number do not grow with the length. Numbers are computed
-    thousands at a time for little more than the cost of one, so ask for many at once.
-
-    A short order is a table, sorted by a keyed hash. A longer one is a Feistel network
-    over the cells of a nearly square grid that has hardly more cells than `length`
-    (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002): each
-    round moves every cell along its row or column by a keyed hash of the other
-    coordinate. A number beyond the length goes through the network again until it falls
-    below (cycle-walking).
-
-    The order is part of the checkpoint format: a later version gives the same one.
+    Thousands are computed for little more than the cost of one, so ask for many at
+    once. The order is part of the checkpoint format: a later version gives the same.
 
     Args:
         length: How many numbers, in [0, 2**62].

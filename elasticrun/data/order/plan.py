@@ -1,4 +1,17 @@
-"""One loop over a loader: the plan of what this replica reads, and where it is."""
+"""One loop over a loader: the plan of what this replica reads, and where it is.
+
+A plan is made of requests, one for each micro-batch:
+
+1. Take the next global batch, and those behind it that are shared out alike, of at most
+   8192 samples here: an index costs little where thousands are computed at once.
+2. Add the places of this replica's samples, which are the same in each of them, to the
+   starts of these batches: their positions.
+3. The order gives the indices at all positions, which are split into micro-batches.
+4. Where reading is seeded, each position has a seed, hashed from the loop's key.
+
+Price: 3 us for a batch of 32, at any index of any data set. To ask the order for each
+batch by itself takes 75.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +27,14 @@ from numpy.typing import NDArray
 
 from elasticrun.checkpoint.seeding import derive_seed, derive_seeds
 from elasticrun.data.order.batches import Batches, SizedBatches
+from elasticrun.data.order.permutation import Order
 from elasticrun.data.order.shares import LoopShares, Share
 from elasticrun.job.loop import NOTHING, LoopStart, MicroBatch, Part
 
 _CHUNK = 8192  # Positions whose indices are computed at once.
 
-Order = Callable[[NDArray[np.int64]], NDArray[np.int64]]
-
-# Cuts data-set indices into pieces of the given lengths, for what reads them.
-Cut = Callable[[NDArray[np.int64], list[int]], Iterable[Any]]
+# Splits data-set indices into pieces of the given lengths, as what reads wants them.
+SplitIndices = Callable[[NDArray[np.int64], list[int]], Iterable[Any]]
 
 
 class Seeding(NamedTuple):
@@ -38,7 +50,7 @@ class Seeding(NamedTuple):
 
 
 def as_lists(indices: NDArray[np.int64], lengths: list[int]) -> Iterator[list[int]]:
-    """Cut into lists of integers, which every data set can read."""
+    """Split into lists of integers, which every data set can read."""
     numbers = indices.tolist()
     begin = 0
     for length in lengths:
@@ -59,7 +71,7 @@ class LoopPlan:
         end: That of the batch before which to end.
         seeding: How the draws of each micro-batch are seeded; None to ask for the plain
             indices.
-        cut: In which form the indices are asked for.
+        split: In which form the indices are asked for.
         names_lanes: Whether the replica's lane of each sample is asked for with it.
         asks_for_nothing: Whether there is a request, too, where nothing is to be read.
     """
@@ -71,7 +83,7 @@ class LoopPlan:
     first: int
     end: int
     seeding: Seeding | None = None
-    cut: Cut = as_lists
+    split: SplitIndices = as_lists
     names_lanes: bool = False
     asks_for_nothing: bool = False
     in_flight: deque[MicroBatch] = field(default_factory=deque, init=False)
@@ -87,6 +99,7 @@ class LoopPlan:
 
     def _requests(self, numbers: range, shares: list[Share]) -> Iterator[Any]:
         """Yield what is asked for of batches that are shared out alike."""
+        # Other replicas may have all samples of these batches.
         parts = [share.part for share in shares]
         lengths = [part.num_read for part in parts]
         if not any(lengths) and not self.asks_for_nothing:
@@ -94,16 +107,20 @@ class LoopPlan:
                 MicroBatch(number, NOTHING, parts[0]) for number in numbers
             )
             return
+
+        # The positions of all this replica's samples in them, a row a batch, and what
+        # is at these positions.
         own = [place for share in shares for place in share.places]
-        span = self.batches.span
         begin = self.batches.start(numbers[0])
         steps = np.arange(len(numbers), dtype=np.int64) * parts[0].advance
-        starts = (begin + steps) * span
+        starts = (begin + steps) * self.batches.span
         positions = (starts[:, None] + np.asarray(own, dtype=np.int64)).ravel()
-        pieces = iter(self.cut(self.order(positions), lengths * len(numbers)))
+        pieces = iter(self.split(self.order(positions), lengths * len(numbers)))
         seeds: list[int] = []
         if self.seeding is not None:
             seeds = derive_seeds(self.seeding.key, positions).tolist()
+
+        # One request a micro-batch, in the form that `BatchReader` describes.
         asked = 0  # Positions, of those above.
         for number in numbers:
             for share in shares:
@@ -130,7 +147,7 @@ NO_BATCH = MicroBatch(0, [], Part(0, 0, 0, 0, True, 0, 0, 1.0))
 
 
 def end_nothing() -> None:
-    """End what does not read."""
+    """Stand for `RunningLoop.end_reading` where nothing reads."""
 
 
 @dataclass(slots=True, eq=False)
@@ -141,6 +158,7 @@ class RunningLoop:
 
     Attributes:
         start: Where in the job it began; None outside of loops.
+        order: Of its samples, once it is read; a combined loader's has none.
         first: The number of its first batch, had it not been interrupted.
         begin: The number of the one with which it goes on.
         num_batches: How many it has; None without an end.
@@ -155,6 +173,7 @@ class RunningLoop:
     start: LoopStart | None = None
     batches: Batches = _NO_BATCHES
     _: KW_ONLY
+    order: Order | None = None
     first: int = 0
     begin: int = 0
     num_batches: int | None = None

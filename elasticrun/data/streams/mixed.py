@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
 from elasticrun.checkpoint.seeding import derive_seed
-from elasticrun.data.order.batches import MAX_INDEX, check_size
-from elasticrun.data.order.loop_orders import Passes
-from elasticrun.data.order.permutation import Permutation
-from elasticrun.data.order.plan import Order
+from elasticrun.data.order.batches import Passes, check_size
+from elasticrun.data.order.permutation import MAX_INDEX, Order, Permutation
 from elasticrun.data.streams.index import Contents
 from elasticrun.data.streams.iterables import streams_of
 from elasticrun.data.streams.streams import InLanes

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import repeat
 from typing import Any
 
-from elasticrun.data.order.batches import MAX_INDEX
+from elasticrun.data.order.permutation import MAX_INDEX
 from elasticrun.errors import ElasticRunError
 from elasticrun.logger import Logger
 

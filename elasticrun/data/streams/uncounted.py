@@ -17,9 +17,8 @@ from elasticrun.checkpoint.states.generators import (
     program_generators_kept,
     seed_generators,
 )
-from elasticrun.data.order.batches import MAX_INDEX
 from elasticrun.data.order.lanes import Slots, dealt, window_in_lane
-from elasticrun.data.order.permutation import Permutation
+from elasticrun.data.order.permutation import MAX_INDEX, Permutation
 from elasticrun.data.streams.index import Contents, Index, Scan, stamp_of
 from elasticrun.data.streams.iterables import streams_of, with_end
 from elasticrun.data.streams.stream_reader import StreamReader

@@ -48,37 +48,37 @@ def seen(**roots: Any) -> Seen:
     waiting, later = deque(roots.items()), deque[tuple[str, Any]]()
     while (waiting or later) and len(found) + len(known) < _MOST:
         # Attributes first: a long list would leave no room for them.
-        place, value = waiting.popleft() if waiting else later.popleft()
+        path, value = waiting.popleft() if waiting else later.popleft()
         if isinstance(value, _PLAIN):
-            found[place] = type(value), value
+            found[path] = type(value), value
         elif isinstance(value, torch.Tensor):
             if value.layout is not torch.strided or value.is_inference():
-                found[place] = weakref.ref(value)
+                found[path] = weakref.ref(value)
             elif not value.is_shared():  # type: ignore[no-untyped-call]
-                found[place] = weakref.ref(value)
-                found[f"{place} (its values)"] = value._version
+                found[path] = weakref.ref(value)
+                found[f"{path} (its values)"] = value._version
         elif isinstance(value, np.ndarray):
-            found[place] = weakref.ref(value)
+            found[path] = weakref.ref(value)
             picked = _picked(value, num_left // 2)  # The rest is for others.
             num_left -= picked.size
-            found[f"{place} (its values)"] = zlib.crc32(picked.tobytes())
+            found[f"{path} (its values)"] = zlib.crc32(picked.tobytes())
         elif not isinstance(value, _LEFT_OUT) and id(value) not in known:
             known.add(id(value))
-            parts = list(_parts(place, value))
+            parts = list(_parts(path, value))
             has_rows = isinstance(value, _ROWS)
             is_long = has_rows and len(value) > _MANY
             if is_long:
-                found[f"{place} (its values)"] = _hash(value)
+                found[f"{path} (its values)"] = _hash(value)
             elif not has_rows and all(isinstance(each, type) for _, each in parts):
-                found[place] = id(value)  # What is inside cannot be known.
+                found[path] = id(value)  # What is inside cannot be known.
             (later if is_long else waiting).extend(parts)
     return found
 
 
 def changed(before: Seen, now: Seen) -> str | None:
     """Return where a value differs, None if none does."""
-    places = now | before  # Attributes come first.
-    return next((p for p in places if _differ(before.get(p), now.get(p))), None)
+    paths = now | before  # Attributes come first.
+    return next((p for p in paths if _differ(before.get(p), now.get(p))), None)
 
 
 def _differ(before: Any, now: Any) -> bool:
@@ -110,55 +110,55 @@ def _hash(rows: Any) -> int:
         return hash(tuple(map(id, values)))
 
 
-def _parts(place: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, (set, frozenset, *_ROWS)):
-        yield from _elements(place, value)
+        yield from _elements(path, value)
     elif isinstance(value, type):
         if _is_of_program(value.__module__):
             for name, each in vars(value).items():
                 if isinstance(each, FunctionType) or not name.startswith("__"):
-                    yield f"{place}.{name}", each
+                    yield f"{path}.{name}", each
     elif isinstance(value, FunctionType):
-        yield from _variables(place, value)
+        yield from _variables(path, value)
     elif isinstance(value, MethodType):
-        yield place, value.__self__
+        yield path, value.__self__
     elif isinstance(value, partial):
-        yield from _parts(place, [value.func, *value.args, value.keywords])
+        yield from _parts(path, [value.func, *value.args, value.keywords])
     else:
-        yield from _attributes(place, value)
+        yield from _attributes(path, value)
 
 
-def _elements(place: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _elements(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, (set, frozenset)):
-        yield place, "".join(sorted(map(repr, value)))
+        yield path, "".join(sorted(map(repr, value)))
     elif isinstance(value, dict):
         for key, each in itertools.islice(value.items(), _MOST):
-            yield f"{place}[{key!r}]", each
+            yield f"{path}[{key!r}]", each
     else:
         for number, each in enumerate(itertools.islice(value, _MOST)):
-            yield f"{place}[{number}]", each
+            yield f"{path}[{number}]", each
 
 
-def _attributes(place: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _attributes(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     # What elasticrun's own data sets note for themselves is no change.
     is_own = type(value).__module__.startswith("elasticrun.")
     for name, each in list(getattr(value, "__dict__", {}).items()):
         if not (is_own and name.startswith("_")):
-            yield f"{place}.{name}", each
+            yield f"{path}.{name}", each
     for kind in type(value).__mro__:
         for name in vars(kind).get("__slots__", ()):
             if hasattr(value, name) and not name.startswith("__"):
-                yield f"{place}.{name}", getattr(value, name)
+                yield f"{path}.{name}", getattr(value, name)
         yield f"{kind.__module__}.{kind.__qualname__}", kind
     if type(value).__name__ == "BlockManager":  # Of a pandas.DataFrame.
-        yield f"{place}.arrays", value.arrays
+        yield f"{path}.arrays", value.arrays
 
 
-def _variables(place: str, function: FunctionType) -> Iterator[tuple[str, Any]]:
+def _variables(path: str, function: FunctionType) -> Iterator[tuple[str, Any]]:
     names, cells = function.__code__.co_freevars, function.__closure__ or ()
     for name, cell in zip(names, cells, strict=True):
         with contextlib.suppress(ValueError):  # It is empty so far.
-            yield f"{place}.{name}", cell.cell_contents
+            yield f"{path}.{name}", cell.cell_contents
     if _is_of_program(function.__module__):
         for name in _names(function.__code__) & function.__globals__.keys():
             yield f"{function.__module__}.{name}", function.__globals__[name]

@@ -1,4 +1,13 @@
-"""Reads data in streams: each lane in one worker only, in sequence."""
+"""Reads data in streams: each lane in one worker only, in sequence.
+
+1. Lane l of this replica is that of worker l mod the number of workers.
+2. Of each micro-batch, every worker is asked for the samples of its lanes, in turn.
+   Torch's loader keeps that turn, so each worker's piece comes back in it.
+3. A worker collates its piece; the pieces are joined here as if all samples had been
+   collated at once. With a `collate_fn` of the program's own, the samples come here.
+
+Torch gives a whole batch to one worker: each would have to open all streams.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from elasticrun.data.order.batches import MAX_INDEX
 from elasticrun.data.order.lanes import Slots
+from elasticrun.data.order.permutation import MAX_INDEX
 from elasticrun.data.order.plan import as_lists
 from elasticrun.data.workers.reader import (
     BatchReader,
@@ -63,17 +72,15 @@ def reader_of_lanes(
 class _ByLanes(BatchReader):
     """Reads each lane in one worker only, in sequence.
 
-    A worker is asked for its lanes' samples of each micro-batch. It collates them, and
-    the pieces are joined here; with a `collate_fn` of the program's own, the samples
-    come here, and are collated here. Each sample has a seed of its own, since which
-    worker reads it with which others depends on how many there are.
+    Each sample has a seed of its own, since which worker reads it with which others
+    depends on how many there are.
 
     Args:
         are_collated: Whether batches are made; else lists of samples.
     """
 
     is_seeded = True
-    cut = staticmethod(as_lists)
+    split = staticmethod(as_lists)
     names_lanes = True
 
     def __init__(
@@ -125,20 +132,23 @@ class _ByLanes(BatchReader):
 
         With slots, each comes with the places that there are samples in.
         """
-        while every := list(islice(pieces, self._num_workers)):
-            # What each worker has read of the batch, and where in it that belongs. It
-            # has read nothing of a lane that has ended.
+        while answers := list(islice(pieces, self._num_workers)):
+            # Each worker says which of the samples that it was asked for there are: of
+            # a lane that has ended there is none. So these are the pieces, and the
+            # places in the batch that the samples of each piece have.
             read, own = [], []
-            for (present, piece), asked in zip(every, places.popleft(), strict=True):
+            for (present, piece), asked in zip(answers, places.popleft(), strict=True):
                 if present:
                     read.append(piece)
                     own.append([asked[at] for at in present])
-            # Where slots between them are empty, samples have other places in what is
-            # collated than in the batch.
+
+            # Empty slots are left out of what is collated: places count from 0 there.
             slots = sorted(chain(*own))
             if slots and len(slots) <= slots[-1]:
                 places_of = {slot: place for place, slot in enumerate(slots)}
                 own = [[places_of[slot] for slot in each] for each in own]
+
+            # One batch is joined of the pieces. There may be none.
             batch = self._joined(read, own) if read else None
             yield (slots, batch) if self._has_slots else batch
 

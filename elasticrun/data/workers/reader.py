@@ -1,8 +1,12 @@
 """Reads the batches of a loop, in this process or by a plain DataLoader.
 
-In place of a data set, `InMemory` reads plain tensors a batch at a time. `Reader` reads
-where draws are to depend on the position alone, in workers for example: it is sent a
-`ReadRequest` for each batch, in place of a list of indices.
+There are three ways to read (`reader_of`):
+
+1. Tensors of a plain `TensorDataset` are indexed, a batch at once (`InMemory`). To read
+   them sample by sample, and collate that, takes fifty times as long.
+2. Where draws are to depend on the position alone, in workers for example, `Reader`
+   seeds the generators first. It is sent a `ReadRequest` in place of a list of indices.
+3. Else the data set reads, and draws on the program's own generators, as with torch.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ from elasticrun.checkpoint.states.generators import (
     program_generators_kept,
     seed_generators,
 )
-from elasticrun.data.order.plan import Cut, as_lists
+from elasticrun.data.order.plan import SplitIndices, as_lists
 from elasticrun.data.workers.forking import sure_to_begin
 from elasticrun.replicas.signals import (
     handled_stop_signals,
@@ -66,12 +70,12 @@ class BatchReader(ABC):
     Attributes:
         is_seeded: Whether reading seeds the generators, so that each request needs a
             seed; else data sets draw on the program's own.
-        cut: In which form the indices are asked for.
+        split: In which form the indices are asked for.
         names_lanes: Whether each request names the lanes of its samples.
     """
 
     is_seeded: bool
-    cut: Cut
+    split: SplitIndices
     names_lanes = False
 
     @abstractmethod
@@ -88,12 +92,19 @@ class BatchReader(ABC):
 
 
 class Source(NamedTuple):
-    """What is read: see `BatchReader` for the last two."""
+    """What a reader reads.
+
+    Attributes:
+        dataset: Is asked for all samples of a micro-batch at once.
+        collate: Makes the batch of them.
+        is_seeded: As of `BatchReader`.
+        split: As of `BatchReader`.
+    """
 
     dataset: Any
     collate: Callable[[Any], Any]
     is_seeded: bool
-    cut: Cut
+    split: SplitIndices
 
 
 def reader_of(
@@ -119,30 +130,31 @@ def reader_of(
     whole = in_memory(dataset, collate)
     if whole is not None and (is_here or whole.device.type == "cpu"):
         # Tensors are indexed, a batch at once. Nothing is drawn, so nothing is seeded.
-        cut = cut_into_tensors(whole.device) if is_here else as_lists
-        source = Source(whole, unchanged, False, cut)
+        split = as_tensors(whole.device) if is_here else as_lists
+        source = Source(whole, unchanged, False, split)
     elif is_seeded or not is_here:
         reader = Reader(dataset, draws=draws)
         source = Source(reader, collate, True, as_lists)
         if has_virtual and is_here:
-            source = Source(CollatingReader(reader, collate), unchanged, True, as_lists)
+            reader.collate = collate
+            source = Source(reader, unchanged, True, as_lists)
     else:
         # The data set draws on the program's own generators, as with torch's loader.
-        cut = cut_into_tensors(None) if takes_tensor(dataset) else as_lists
-        source = Source(dataset, collate, False, cut)
+        split = as_tensors(None) if takes_tensor(dataset) else as_lists
+        source = Source(dataset, collate, False, split)
     if is_here and not loader.pin_memory:
         return _Here(source)
     return ByTorch(loader, source, pin_memory=loader.pin_memory)
 
 
 class _Here(BatchReader):
-    """Reads in this process; torch's own iterator would take as long for nothing else.
+    """Reads in this process, where torch's own iterator would only take longer.
 
     Profilers see the reading under the name that torch gives it.
     """
 
     def __init__(self, source: Source) -> None:
-        self.is_seeded, self.cut = source.is_seeded, source.cut
+        self.is_seeded, self.split = source.is_seeded, source.split
         self._read = batch_reading(source.dataset)
         self._collate = source.collate
 
@@ -167,21 +179,44 @@ class ByTorch(BatchReader):
     def __init__(
         self, loader: DataLoader[Any], source: Source, *, pin_memory: bool
     ) -> None:
-        self.is_seeded, self.cut = source.is_seeded, source.cut
+        self.is_seeded, self.split = source.is_seeded, source.split
         self._is_persistent = loader.persistent_workers
         self._requests = _Requests()
         # Keeps torch from drawing on the program's generator.
         self._own_generator = torch.Generator() if loader.generator is None else None
-        generator = loader.generator or self._own_generator
-        self._inner = _make(
-            loader, source, self._requests, generator, pin_memory=pin_memory
-        )
+        init, context = None, None
+        if loader.num_workers:
+            init = WorkerInit(loader.worker_init_fn)
+            context = sure_to_begin(loader.multiprocessing_context)
+        with warnings.catch_warnings():
+            # Torch has warned of the same arguments when the loader was made.
+            warnings.simplefilter("ignore", UserWarning)
+            self._inner: DataLoader[Any] = DataLoader(
+                source.dataset,
+                batch_sampler=self._requests,
+                num_workers=loader.num_workers,
+                collate_fn=source.collate,
+                pin_memory=pin_memory,
+                timeout=loader.timeout,
+                worker_init_fn=init,
+                multiprocessing_context=context,
+                generator=loader.generator or self._own_generator,
+                prefetch_factor=loader.prefetch_factor,
+                persistent_workers=loader.persistent_workers,
+                pin_memory_device=loader.pin_memory_device,
+            )
 
     def start(self, plan: Iterable[Any], key: int) -> Iterator[Any]:
+        inner = self._inner
         self._requests.plan = plan
         if self._own_generator is not None:
             self._own_generator.manual_seed(key)
-        return _start_workers(self._inner)
+        if inner.num_workers == 0:
+            return iter(inner)
+        if inner.multiprocessing_context.get_start_method() == "forkserver":
+            forkserver.ensure_running()
+        with stop_signals_blocked():  # One would kill a worker that is just starting.
+            return iter(inner)
 
     def end(self, batches: Iterator[Any]) -> None:
         """End the workers.
@@ -205,48 +240,6 @@ class _Requests:
 def unchanged(batch: Any) -> Any:
     """Return a batch as it is: what was read is collated already."""
     return batch
-
-
-def _make(
-    given: DataLoader[Any],
-    source: Source,
-    requests: _Requests,
-    generator: torch.Generator | None,
-    *,
-    pin_memory: bool,
-) -> DataLoader[Any]:
-    """Return a plain DataLoader with the arguments of the given one."""
-    init, context = None, None
-    if given.num_workers:
-        init = WorkerInit(given.worker_init_fn)
-        context = sure_to_begin(given.multiprocessing_context)
-    with warnings.catch_warnings():
-        # Torch has warned of the same arguments when the loader was made.
-        warnings.simplefilter("ignore", UserWarning)
-        return DataLoader(
-            source.dataset,
-            batch_sampler=requests,
-            num_workers=given.num_workers,
-            collate_fn=source.collate,
-            pin_memory=pin_memory,
-            timeout=given.timeout,
-            worker_init_fn=init,
-            multiprocessing_context=context,
-            generator=generator,
-            prefetch_factor=given.prefetch_factor,
-            persistent_workers=given.persistent_workers,
-            pin_memory_device=given.pin_memory_device,
-        )
-
-
-def _start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Return `iter(loader)`; no stop signal can kill a worker that is just starting."""
-    if loader.num_workers == 0:
-        return iter(loader)
-    if loader.multiprocessing_context.get_start_method() == "forkserver":
-        forkserver.ensure_running()
-    with stop_signals_blocked():
-        return iter(loader)
 
 
 class WorkerInit:
@@ -279,26 +272,30 @@ class Reader(Dataset[Any]):
     worker process belongs to its loader, so they are left as the last sample left
     them; in the main process the program's own generators continue undisturbed.
 
+    Attributes:
+        collate: Makes a batch of samples, if it is to draw what it would in a worker.
+
     Args:
         draws: Whether reading may draw at random; else nothing is seeded.
     """
 
     def __init__(self, dataset: Any, *, draws: bool = True) -> None:
         self.dataset = dataset
+        self.collate: Callable[[Any], Any] = unchanged
         self._draws = draws
         self._takes_tensor = takes_tensor(dataset)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, request: ReadRequest) -> Sequence[Any]:
+    def __getitems__(self, request: ReadRequest) -> Any:
         """Return the samples of the request, in its order."""
         if get_worker_info() is not None or not self._draws:
-            return self.read_seeded(*request)
+            return self._read(*request)
         with program_generators_kept():
-            return self.read_seeded(*request)
+            return self.collate(self._read(*request))
 
-    def read_seeded(self, indices: list[int], seed: int | list[int]) -> Sequence[Any]:
+    def _read(self, indices: list[int], seed: int | list[int]) -> Sequence[Any]:
         """Return samples; the generators are left as the last one left them."""
         if not self._draws:
             return batch_reading(self.dataset)(indices)
@@ -309,9 +306,10 @@ class Reader(Dataset[Any]):
         return batch_reading(self.dataset)(wanted)
 
     def _read_each_seeded(self, indices: list[int], seeds: list[int]) -> list[Any]:
-        reads_items = _has_item_access(self.dataset) or not _has_batch_access(
-            self.dataset
-        )
+        # Item by item, unless there is but the stub of torch's base class for that.
+        method = getattr(type(self.dataset), "__getitem__", Dataset.__getitem__)
+        is_stub = method is Dataset.__getitem__
+        reads_items = not (is_stub and _has_batch_access(self.dataset))
         samples = []
         for index, seed in zip(indices, seeds, strict=True):
             seed_generators(seed)
@@ -321,18 +319,6 @@ class Reader(Dataset[Any]):
                 one = torch.tensor([index]) if self._takes_tensor else [index]
                 samples.extend(self.dataset.__getitems__(one))
         return samples
-
-
-class CollatingReader(Dataset[Any]):
-    """Reads in the main process, and collates, with what a worker would draw for it."""
-
-    def __init__(self, reader: Reader, collate: Callable[[Any], Any]) -> None:
-        self._reader = reader
-        self._collate = collate
-
-    def __getitems__(self, request: ReadRequest) -> Any:
-        with program_generators_kept():
-            return self._collate(self._reader.read_seeded(*request))
 
 
 def batch_reading(dataset: Any) -> Callable[[Any], Sequence[Any]]:
@@ -360,12 +346,6 @@ def takes_tensor(dataset: Any) -> bool:
     except (TypeError, ValueError):  # A method of C, which has no signature.
         return False
     return len(parameters) > 1 and parameters[1].annotation in _TENSOR
-
-
-def _has_item_access(dataset: Any) -> bool:
-    """Return whether `dataset[index]` works; torch's base class has a stub for it."""
-    method = getattr(type(dataset), "__getitem__", None)
-    return method is not None and method is not Dataset.__getitem__
 
 
 def send_small_tensors_by_value() -> None:
@@ -405,7 +385,6 @@ def _rebuild(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.T
 class InMemory:
     """The tensors of a plain `TensorDataset`, a batch by one indexing operation.
 
-    To read samples one by one and collate them takes fifty times as long.
     What comes out has the bits, the form and the strides that reading sample by sample
     and torch's default collate give.
     """
@@ -447,11 +426,11 @@ def in_memory(dataset: Any, collate: Any) -> InMemory | None:
     return InMemory(dataset) if is_plain else None
 
 
-def cut_into_tensors(device: torch.device | None) -> Cut:
-    """Return what cuts indices into tensors, moved to a device all at once."""
+def as_tensors(device: torch.device | None) -> SplitIndices:
+    """Return what splits indices into tensors, moved to a device all at once."""
 
-    def cut(indices: NDArray[np.int64], lengths: list[int]) -> Sequence[Tensor]:
+    def split(indices: NDArray[np.int64], lengths: list[int]) -> Sequence[Tensor]:
         whole = torch.from_numpy(indices)
         return (whole if device is None else whole.to(device)).split_with_sizes(lengths)
 
-    return cut
+    return split

@@ -15,8 +15,8 @@ from torch.utils.data import IterableDataset
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from elasticrun.data.loader import AdaptiveDataLoader
-from elasticrun.data.order.ready import LengthGroups
 from elasticrun.data.order.shares import partition
+from elasticrun.data.samplers import LengthGroups
 from elasticrun.data.streams.iterables import streams_of
 from elasticrun.data.streams.streams import InLanes
 from elasticrun.errors import ElasticRunError

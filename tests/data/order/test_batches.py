@@ -9,14 +9,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from elasticrun.data.order.batches import (
-    MAX_INDEX,
     Batches,
     ListedBatches,
+    Passes,
     SizedBatches,
     SizePlan,
 )
-from elasticrun.data.order.loop_orders import Passes
-from elasticrun.data.order.permutation import Permutation
+from elasticrun.data.order.permutation import MAX_INDEX, Permutation
 
 sizes = st.integers(1, 30)
 lengths = st.integers(0, 200)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticrun.data.order.batches import MAX_INDEX, SizedBatches
+from elasticrun.data.order.batches import Passes, SizedBatches
 from elasticrun.data.order.lanes import Blocks, Lanes
-from elasticrun.data.order.loop_orders import Passes
+from elasticrun.data.order.permutation import MAX_INDEX
 from elasticrun.data.order.plan import LoopPlan
 from elasticrun.data.order.shares import LaneShares, Shares
 from tests.support.mixing import mixing

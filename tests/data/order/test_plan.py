@@ -19,8 +19,8 @@ from elasticrun.data.order.batches import (
     SizedBatches,
 )
 from elasticrun.data.order.maps import as_map, order_of_map
-from elasticrun.data.order.permutation import Permutation
-from elasticrun.data.order.plan import LoopPlan, Order, Seeding, loop_key
+from elasticrun.data.order.permutation import Order, Permutation
+from elasticrun.data.order.plan import LoopPlan, Seeding, loop_key
 from elasticrun.data.order.shares import EvenShares, Shares
 from elasticrun.job.loop import NOTHING, MicroBatch
 

@@ -26,8 +26,8 @@ from elasticrun import (
     remaining_epochs_until,
     request_stop,
 )
-from elasticrun.data.order.batches import MAX_INDEX, SizedBatches
-from elasticrun.data.order.permutation import Permutation
+from elasticrun.data.order.batches import SizedBatches
+from elasticrun.data.order.permutation import MAX_INDEX, Permutation
 from elasticrun.data.order.plan import LoopPlan, RunningLoop, Seeding
 from elasticrun.data.order.shares import LaneShares, Shares
 from elasticrun.data.streams.uncounted_batches import (

@@ -233,7 +233,7 @@ def as_list(samples: list[Draws]) -> list[Draws]:
     return samples
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_spawned_workers_draw_what_the_main_process_draws() -> None:
     requests: list[ReadRequest] = [([5, 3], 77), ([9, 9], [4, 4])] * 2
     expected = [Reader(ByItem()).__getitems__(request) for request in requests]

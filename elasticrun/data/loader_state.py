@@ -1,10 +1,11 @@
-"""What must stay the same about a loader over restarts, and where it is saved."""
+"""What is saved of a loader, and must be the same over restarts and on all replicas."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any, BinaryIO
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO, NamedTuple
 
 from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.states.expected import (
@@ -16,17 +17,22 @@ from elasticrun.checkpoint.states.expected import (
     or_none,
 )
 from elasticrun.checkpoint.states.state import BaseState
-from elasticrun.data.by_hand import PassesByHand
-from elasticrun.data.order.batches import SizePlan
-from elasticrun.data.order.loop_orders import STREAMS, SampleOrder
+from elasticrun.data.order.batches import STREAMS, SampleOrder, SizePlan
 from elasticrun.data.step_times import StepTimes
 from elasticrun.data.streams.index import Contents
 from elasticrun.errors import CheckpointError
 from elasticrun.job.current import current_job
 from elasticrun.job.cursor import Cursor
+from elasticrun.job.job import Job
+from elasticrun.job.progress import Progress
 from elasticrun.logger import Logger
+from elasticrun.replicas.exchange import loader_made
 
 logger = Logger(__name__)
+
+# How long rank 0 waits for a replica that is yet to make the loader, if it ever does:
+# so that all say why the job ends, and not only the one that comes last.
+_WAIT_SECONDS = 5.0
 
 _STATE_FORMAT = 1
 _SIZES = "batch_size"
@@ -52,6 +58,47 @@ _WORDS = {
 
 # What the order and the batches of a loader depend on, as plain values.
 Fingerprint = dict[str, Any]
+
+
+class PassesByHand(NamedTuple):
+    """Passes in a row that a program runs with `iter` and `next` instead of `for`.
+
+    Each began when the one before had ended.
+
+    Attributes:
+        epoch: The epochs that were finished.
+        in_epoch: Whether they are in an epoch.
+        first: The number of the first one's loop.
+        last: That of the last one's.
+    """
+
+    epoch: int
+    in_epoch: bool
+    first: int
+    last: int
+
+    def skip(self, progress: Progress) -> None:
+        """Walk past the passes that are over, if a replay comes to the first one.
+
+        As in `except StopIteration: batches = iter(loader)`: a program that begins the
+        next pass because one has ended takes that pass's first batch at once. If each
+        finished pass were skipped by itself, that would raise StopIteration once more,
+        where nothing catches it. So all are passed before the first one begins.
+        """
+        first = (self.epoch, self.first, self.in_epoch)
+        if progress.is_replaying and progress.place == first:
+            progress.pass_loops(self.last)
+
+
+def passes_with(run: PassesByHand | None, position: Position) -> PassesByHand:
+    """Return the passes of which the one that begins at a position is the last."""
+    epoch, loop, in_epoch = position.place
+    new = PassesByHand(epoch, in_epoch, loop, loop)
+    if run is None or run[:2] != new[:2]:
+        return new
+    # One follows the other if the program has just been told that that is over.
+    follows = sys.exc_info()[0] is StopIteration or run.last == loop
+    return run._replace(last=loop) if follows else new
 
 
 class LoaderState(BaseState):
@@ -108,11 +155,6 @@ class LoaderState(BaseState):
         return (*(self.plan or ()), *self._decided)
 
     @property
-    def has_sizes(self) -> bool:
-        """Whether global batches are cut by a plan of sizes."""
-        return self._order is not None
-
-    @property
     def num_samples(self) -> int:
         """Samples in a loop over one pass."""
         return int(self._fingerprint["num_samples"])
@@ -158,16 +200,15 @@ class LoaderState(BaseState):
 
     def load(self, fileobj: BinaryIO) -> None:
         """Check the saved fingerprint, and take the cursor."""
-        values = json.loads(fileobj.read())
-        has_keys = isinstance(values, dict)
-        cursor = values.pop(_CURSOR, None) if has_keys else None
-        run = values.pop(_RUN, None) if has_keys else None
-        decided = values.pop(_DECIDED, ()) if has_keys else ()
-        times = values.pop(_TIMES, None) if has_keys else None
-        contents = values.pop(_CONTENTS, ()) if has_keys else ()
+        values, more = json.loads(fileobj.read()), {}
+        if isinstance(values, dict):  # Anything else is refused below.
+            keys = values.keys() & {_CURSOR, _RUN, _DECIDED, _TIMES, _CONTENTS}
+            more = {key: values.pop(key) for key in keys}
+        contents = more.get(_CONTENTS, ())
         check_values(
             contents, [(TEXT, or_none(COUNT), TEXT)], name=f"{self.name}.{_CONTENTS}"
         )
+        decided = more.get(_DECIDED, ())
         check_values(decided, SIZES, name=f"{self.name}.{_DECIDED}")
         self._decide(())
         if decided and [*_pairs(values[_SIZES]), *decided] == _pairs(
@@ -175,7 +216,8 @@ class LoaderState(BaseState):
         ):
             # The program is given as its plan what was decided before.
             values[_SIZES], decided = self.fingerprint[_SIZES], ()
-        if cursor is None and not decided and self._is_between_epochs(values):
+        is_new = _CURSOR not in more and not decided
+        if is_new and self._is_between_epochs(values):
             values, contents = self._with_other_data(values), ()
         self._check_fingerprint(
             values,
@@ -186,13 +228,14 @@ class LoaderState(BaseState):
         )
         self._warn_of_rewritten(contents)
         self._decide(tuple((int(seen), int(size)) for seen, size in decided))
-        if cursor is not None:
-            self.cursor.decode(cursor, resume=current_job().progress.body)
-        if run is not None:
-            check_values(run, (COUNT, FLAG, COUNT, COUNT), name=f"{self.name}.{_RUN}")
-            self.run = PassesByHand(*run)
-        if times is not None and self.times is not None:
-            self.times.decode(times)
+        if _CURSOR in more:
+            self.cursor.decode(more[_CURSOR], resume=current_job().progress.body)
+        if _RUN in more:
+            form, name = (COUNT, FLAG, COUNT, COUNT), f"{self.name}.{_RUN}"
+            check_values(more[_RUN], form, name=name)
+            self.run = PassesByHand(*more[_RUN])
+        if _TIMES in more and self.times is not None:
+            self.times.decode(more[_TIMES])
 
     def encode(self, position: Position, index: int | None) -> dict[str, Any]:
         """Return what `state_dict()` of the loader does.
@@ -231,13 +274,13 @@ class LoaderState(BaseState):
             remedy="Load the state of a loader with the same data and options.",
         )
         index = values["index"]
-        place = {key: values[key] for key in Position().encode() if key != "loader"}
-        place["index"] = 0 if index is None else index
-        place["loader"] = "" if index is None else name
+        saved = {key: values[key] for key in Position().encode() if key != "loader"}
+        saved["index"] = 0 if index is None else index
+        saved["loader"] = "" if index is None else name
         cursor = Cursor()
         if _CURSOR in values:
             cursor.decode(values[_CURSOR], resume=())
-        return Position.decode(place), cursor
+        return Position.decode(saved), cursor
 
     def _is_between_epochs(self, saved: Any) -> bool:
         """Return whether no loop goes on that depends on the streams' lengths."""
@@ -339,3 +382,49 @@ def _encode_plan(plan: SizePlan) -> int | list[list[int]]:
 def _pairs(encoded: int | list[list[int]]) -> list[list[int]]:
     """Return the pairs of what `_encode_plan` returned."""
     return [[0, encoded]] if isinstance(encoded, int) else encoded
+
+
+def check_same_on_replicas(job: Job, name: str, settings: dict[str, Any]) -> None:
+    """Check, at a loader's first loop, that all replicas have made it alike.
+
+    Each computes its own share of the order, so samples would be lost otherwise. This
+    is no collective, since some replicas may never loop over a loader: nobody waits
+    long, and a replica that comes later compares its loader with rank 0's.
+    """
+    exchange, topic = job.exchange, loader_made(name)
+    try:
+        if job.rank == 0:
+            heard = exchange.gather(topic, settings, timeout=_WAIT_SECONDS)
+            text = _compare(name, heard.by_rank)
+            exchange.say(topic, {"made": settings, "text": text})
+        else:
+            said = exchange.hear(topic, timeout=2 * _WAIT_SECONDS, is_optional=True)
+            own = json.loads(json.dumps(settings))  # As the other has travelled.
+            # Rank 0 may have compared what it knew before this one came.
+            text = said["text"] or _compare(name, {0: said["made"], job.rank: own})
+    except (TimeoutError, ConnectionError):
+        # Rank 0 does not come to this loop, or will compare this one's then; or it is
+        # gone, which the next boundary says.
+        return
+    if text:
+        raise ValueError(text)
+
+
+def _compare(name: str, told: Mapping[int, Any]) -> str:
+    """Return what is wrong with what the replicas have published, if anything."""
+    expected = told[0]
+    for rank, made in told.items():
+        if made != expected:
+            differences = "; ".join(
+                f"{setting} is {value!r} on rank 0, but {made.get(setting)!r} on rank "
+                f"{rank}"
+                for setting, value in expected.items()
+                if made.get(setting) != value
+            )
+            return (
+                f"the replicas have made `{name}` differently: {differences}. Each "
+                "replica takes its share of one common order, so samples would be lost "
+                "or seen twice. Make the same loaders on every replica, in the same "
+                "order, with the same seed and all of the data."
+            )
+    return ""

@@ -7,26 +7,25 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from types import FrameType
-from typing import Any, Protocol
-
-import torch
+from typing import Any
 
 from elasticrun.checkpoint.position import Position
 from elasticrun.data.autoscale import Autoscaler
-from elasticrun.data.by_hand import run_with
-from elasticrun.data.fingerprint import Fingerprint, LoaderState
-from elasticrun.data.order.batches import Batches, SizePlan
-from elasticrun.data.order.loop_orders import SampleOrder
+from elasticrun.data.loader_state import (
+    Fingerprint,
+    LoaderState,
+    check_same_on_replicas,
+    passes_with,
+)
+from elasticrun.data.order.batches import Batches, SampleOrder, SizePlan
 from elasticrun.data.order.plan import (
     RunningLoop,
     end_nothing,
     loop_key,
     passes_key,
 )
-from elasticrun.data.same_on_replicas import check_same_on_replicas, publish
 from elasticrun.data.step_times import StepTimes
 from elasticrun.data.streams.index import Contents
-from elasticrun.data.streams.streams import InLanes
 from elasticrun.errors import CheckpointError, LoopOrderError
 from elasticrun.job.current import current_job
 from elasticrun.job.epochs import whole_number
@@ -41,30 +40,23 @@ from elasticrun.job.open_loop import (
 )
 from elasticrun.job.trace import Trace
 from elasticrun.job.virtual import VirtualReplicas
+from elasticrun.replicas.exchange import loader_made
 
 
-class LoopBatches(Protocol):
-    """The global batches that a loader's loops have."""
-
-    def batches(self, epoch: int, key: int = 0) -> Batches:
-        """Return those of a loop over one pass."""
-        ...
-
-    def endless_batches(self, key: int = 0) -> Batches:
-        """Return those of passes without end."""
-        ...
-
-
-class Looped(ABC):
+class ResumableLoader(ABC):
     """A loader whose loops have a place in the job's position.
 
-    There are two kinds, `AdaptiveDataLoader` and `CombinedLoader`. Each says how its
-    batches are read (`_start`); all else about their loops is here.
+    There are two kinds, `AdaptiveDataLoader` and `CombinedLoader`. Each says which
+    batches its loops have, and how these are read (`_start`); all else is here.
 
     Args:
         name: What the loader is called; without one it is known by its number.
         plan: The sizes of its global batches; None of a loader of loaders.
+        fingerprint: What a restart may not change.
+        made: What else all replicas must give alike.
         progress: Whether rank 0 shows a bar.
+        order: Is given other sizes of batches, where the job decides them.
+        times: Of the steps of its loops, where batches have planned sizes.
     """
 
     def __init__(
@@ -72,12 +64,12 @@ class Looped(ABC):
         job: Job,
         *,
         name: str | None,
-        batches: LoopBatches,
         seed: int,
         plan: SizePlan | None,
         fingerprint: Fingerprint,
         made: dict[str, Any],
         progress: bool,
+        order: SampleOrder | None = None,
         times: StepTimes | None = None,
         contents: Contents = (),
     ) -> None:
@@ -85,20 +77,19 @@ class Looped(ABC):
         job.num_loaders += name is None
         self.seed = seed
         self.progress = progress
-        self._loop_batches = batches
         self._state = LoaderState(
             name=name,
             default=self.name,
             fingerprint=fingerprint,
             plan=plan,
-            order=batches if isinstance(batches, SampleOrder) else None,
+            order=order,
             times=times,
             contents=contents,
         )
         self._autoscaler: Autoscaler | None = None
         job.register(self._state)
         self._made = self._state.fingerprint | made
-        publish(job, self.name, self._made)
+        job.exchange.tell(loader_made(self.name), self._made)
         self._is_compared = False
         self.running_loop = RunningLoop()
         # Where `break` left its last loop, and how many loops had begun by then.
@@ -122,12 +113,20 @@ class Looped(ABC):
         """The planned size of this global batch, and the first size of the plan."""
 
     @abstractmethod
+    def _batches_in(self, epoch: int, key: int = 0) -> Batches:
+        """Return the global batches of a loop over one pass, in an epoch."""
+
+    @abstractmethod
+    def _batches_of_passes(self, key: int = 0) -> Batches:
+        """Return the global batches of passes without end."""
+
+    @abstractmethod
     def _start(self, loop: RunningLoop) -> Iterator[Any]:
         """Start to read a loop's batches; return them as `delivered` does."""
 
     @abstractmethod
     def _trace(self, trace: Trace) -> None:
-        """Write what is delivered now."""
+        """Write which micro-batch is delivered now."""
 
     @abstractmethod
     def _check_endless(self) -> None:
@@ -190,7 +189,7 @@ class Looped(ABC):
             # Of unknown lengths, a batch's first slots may have been delivered before.
             is_within = not self.has_length and batches.start(number) != index
             return number - is_within
-        batches = self._loop_batches.endless_batches()
+        batches = self._batches_of_passes()
         first = batches.number_at(cursor.start)
         return batches.number_at(cursor.start + index) - first
 
@@ -199,8 +198,7 @@ class Looped(ABC):
         """Global batches that `batches` has delivered in the whole job, before this."""
         if self.running_loop.is_endless:
             return int(self.running_loop.current.number)
-        batches = self._loop_batches.endless_batches()
-        return batches.number_at(self._state.cursor.end)
+        return self._batches_of_passes().number_at(self._state.cursor.end)
 
     @property
     def loss_weight(self) -> float:
@@ -228,7 +226,7 @@ class Looped(ABC):
 
     def batches_of_epoch(self) -> Batches:
         """Return the global batches of a loop over all data, in the running epoch."""
-        return self._loop_batches.batches(current_job().progress.finished_epochs)
+        return self._batches_in(current_job().progress.finished_epochs)
 
     # Loops.
 
@@ -292,7 +290,7 @@ class Looped(ABC):
             position = job.begin_loop(self, where)
             if position is None:
                 return None
-            state.run = run_with(state.run, position) if is_by_hand else None
+            state.run = passes_with(state.run, position) if is_by_hand else None
             if cursor is not None:
                 offset = cursor.begin(position.place)
             epoch, num_loops = position.finished_epochs, position.finished_loops
@@ -335,11 +333,11 @@ class Looped(ABC):
         offset = start.offset
         if offset is None:
             key = loop_key(self.seed, start.epoch, start.num_loops, start.inside)
-            batches = self._loop_batches.batches(start.epoch, key)
+            batches = self._batches_in(start.epoch, key)
             num_batches = len(batches) if self.has_length else None
         else:
             key = passes_key(self.seed, self.name)
-            batches = self._loop_batches.endless_batches(key)
+            batches = self._batches_of_passes(key)
         at = (offset or 0) + start.at
         begin = batches.number_at(at)
         if batches.start(begin) != at and not self.has_length:
@@ -377,38 +375,30 @@ class Looped(ABC):
         if job.trace is not None:
             batches = self._traced(job.trace, batches)
         if self.progress and job.rank == 0 and not start.inside:
-            batches = _shown(loop, batches, self._bar(loop))
+            batches = _with_bar(self.name, loop, batches)
         return batches
 
     def _autoscaled(self, loop: RunningLoop) -> Iterator[Any]:
-        """Yield a loop's batches; after another size was decided, read on with that.
-
-        It holds from the boundary on at which it was decided: what was read ahead is
-        dropped.
-        """
-        is_over = False
-        while not is_over:
-            batches, sizes = self._start(loop), self._state.sizes
-            is_over = True
-            for batch in batches:
+        """Yield a loop's batches; after another size was decided, read on with that."""
+        assert loop.start is not None
+        while True:
+            sizes = self._state.sizes
+            for batch in self._start(loop):
                 yield batch
                 if loop.current.part.is_step and self._state.sizes != sizes:
-                    is_over = False
                     break
-            if not is_over:
-                loop.end_reading()
-                self._replan(loop)
-
-    def _replan(self, loop: RunningLoop) -> None:
-        """Let a loop go on behind its current batch with the sizes there are now."""
-        assert loop.start is not None
-        at = loop.batches.start(loop.current.number + 1)
-        if loop.is_endless:
-            loop.batches = self._loop_batches.endless_batches(loop.key)
-        else:
-            loop.batches = self._loop_batches.batches(loop.start.epoch, loop.key)
-            loop.num_batches = len(loop.batches)
-        loop.begin = loop.batches.number_at(at)
+            else:
+                return
+            # The size holds from the boundary on that was just passed: what was read
+            # ahead is dropped, and the loop goes on behind its current batch.
+            loop.end_reading()
+            at = loop.batches.start(loop.current.number + 1)
+            if loop.is_endless:
+                loop.batches = self._batches_of_passes(loop.key)
+            else:
+                loop.batches = self._batches_in(loop.start.epoch, loop.key)
+                loop.num_batches = len(loop.batches)
+            loop.begin = loop.batches.number_at(at)
 
     def refuse_autoscale(self, why: str) -> None:
         """Refuse a loop in which batch sizes cannot change.
@@ -429,17 +419,6 @@ class Looped(ABC):
                 self._trace(trace)
             yield batch
 
-    def _bar(self, loop: RunningLoop) -> Any:
-        """Return a bar that begins where the loop does."""
-        from tqdm.auto import tqdm
-
-        return tqdm(
-            total=loop.num_batches,
-            initial=loop.begin - loop.first,
-            desc=self.name,
-            unit="batch",
-        )
-
     def _stop(self) -> None:
         """End what reads the running loop's batches."""
         loop = self.running_loop
@@ -448,18 +427,24 @@ class Looped(ABC):
 
     def _stop_loop(self, ending: LoopEnd) -> None:
         """End what reads the running loop."""
-        loop = self.running_loop
-        if ending == "break" and loop.start is not None and not loop.start.inside:
+        if ending == "break" and (position := self._position_in_loop()) is not None:
             # Where that was is what `state_dict` says until another loop begins.
-            progress = current_job().progress
-            part = loop.current.part
-            index = progress.index + part.advance * part.is_step
-            position = replace(progress.position, index=index)
-            self._left = (progress.num_begun_loops, position)
+            self._left = (current_job().progress.num_begun_loops, position)
         try:
             self._stop()
         finally:
             self.running_loop = RunningLoop()
+
+    def _position_in_loop(self) -> Position | None:
+        """Return where the running loop is once its batch is complete, if it has one.
+
+        A loop in the body of another one has no position.
+        """
+        loop = self.running_loop
+        if loop.start is None or loop.start.inside:
+            return None
+        position, part = current_job().progress.position, loop.current.part
+        return replace(position, index=position.index + part.advance * part.is_step)
 
     # Checkpoints of one's own.
 
@@ -479,18 +464,15 @@ class Looped(ABC):
                 f"`{self.running_loop.part_of}`. Take that loader's state_dict()."
             )
         progress = current_job().progress
+        position = self._position_in_loop()
+        if position is None and self._left is not None:
+            num_begun, left = self._left
+            position = left if num_begun == progress.num_begun_loops else None
+        if position is not None:
+            return self._state.encode(position, position.index)
         position = progress.position
-        index = None
-        loop = self.running_loop
-        if loop.start is not None and not loop.start.inside:
-            part = loop.current.part
-            index = position.index + part.advance * part.is_step
-        elif self._left is not None and self._left[0] == progress.num_begun_loops:
-            position = self._left[1]
-            index = position.index
-        elif position.loader == self.name:
-            index = position.index
-        return self._state.encode(position, index)
+        is_own = position.loader == self.name
+        return self._state.encode(position, position.index if is_own else None)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next loop continue where `state_dict` was taken, at any world size.
@@ -501,7 +483,7 @@ class Looped(ABC):
             LoopOrderError: A loop is running, or another loader is to be continued.
         """
         position, cursor = self._state.decode(state_dict)
-        batches = self._loop_batches.batches(position.finished_epochs)
+        batches = self._batches_in(position.finished_epochs)
         end = batches.start(len(batches))
         if position.index > end and cursor.place != position.place:
             raise CheckpointError(
@@ -515,7 +497,7 @@ class Looped(ABC):
 class NextBatches:
     """The next global batches of a loader's endless passes; iterated once."""
 
-    def __init__(self, loader: Looped, num_batches: int | None) -> None:
+    def __init__(self, loader: ResumableLoader, num_batches: int | None) -> None:
         self._loader = loader
         self._num_batches = num_batches
 
@@ -540,43 +522,19 @@ def _by_share(
         yield batch
 
 
-def _shown(loop: RunningLoop, batches: Iterator[Any], bar: Any) -> Iterator[Any]:
-    """Yield the batches; a bar moves on after each global one."""
-    try:
+def _with_bar(name: str, loop: RunningLoop, batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the batches, and show a bar that begins where the loop does."""
+    from tqdm.auto import tqdm
+
+    with tqdm(
+        total=loop.num_batches,
+        initial=loop.begin - loop.first,
+        desc=name,
+        unit="batch",
+    ) as bar:
         for batch in batches:
             try:
                 yield batch
             finally:  # Also if the loop ends with it.
                 bar.total = loop.num_batches  # Which sizes that are decided change.
                 bar.update(loop.current.part.is_step)
-    finally:
-        bar.close()
-
-
-def trace_batch(
-    trace: Trace,
-    loop: RunningLoop,
-    dataset: Any,
-    *,
-    batch: int,
-    member: str | None = None,
-) -> None:
-    """Write that a micro-batch is delivered."""
-    start = loop.start
-    assert start is not None
-    _, indices, part, places = loop.current
-    if isinstance(indices, torch.Tensor):
-        indices = indices.tolist()
-    has_streams = isinstance(dataset, InLanes)
-    trace.write(
-        epoch=start.epoch,
-        loop=start.num_loops,
-        inside=start.inside,
-        batch=batch,
-        micro=part.micro,
-        indices=indices,
-        num_valid=part.num_valid,
-        places=places,
-        streams=[dataset.place(index) for index in indices] if has_streams else (),
-        member=member,
-    )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, IterableDataset
 
-from elasticrun.data.sampler import ElasticSampler
+from elasticrun.data.samplers import ElasticSampler
 
 TOTAL_BATCH = 12
 replica_counts = st.sampled_from([1, 2, 3, 4, 6, 12])

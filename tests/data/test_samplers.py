@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticrun import LengthGroups, RandomWindows, WeightedDraws
-from elasticrun.data.order.ready import Map
+from elasticrun.data.samplers import Map
 
 keys = st.integers(0, 2**64 - 1)
 
