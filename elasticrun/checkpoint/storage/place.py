@@ -11,6 +11,7 @@ from pathlib import Path
 
 MANIFEST_NAME = "manifest.json"
 DRAFT_NAME = "manifest.json.draft"  # In its place while a folder is no checkpoint.
+UNFORCED_NAME = "manifest.json.unforced"  # Beside it while a power cut may take files.
 _SHORTENED = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:/[^/]")
 _LOCAL = ("file", "local")
 
@@ -57,12 +58,16 @@ class OwnerProcess:
 
     @staticmethod
     def this_process() -> OwnerProcess:
+        return OwnerProcess.with_pid(os.getpid())
+
+    @staticmethod
+    def with_pid(pid: int) -> OwnerProcess:
         import psutil  # Not before it is needed: the command line starts without.
 
         return OwnerProcess(
             host=socket.gethostname(),
-            pid=os.getpid(),
-            process_started=psutil.Process().create_time(),
+            pid=pid,
+            process_started=psutil.Process(pid).create_time(),
             since=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
         )
 

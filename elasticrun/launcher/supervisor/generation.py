@@ -253,10 +253,15 @@ class Generation:
             ):
                 reader.take(bytes(data))
 
-    def ask_to_stop(self, cause: str) -> None:
-        """Let all save and exit at one boundary; it is enough to ask one of them."""
+    def ask_to_stop(self, cause: str, *, is_followed: bool) -> None:
+        """Let all save and exit at one boundary; it is enough to ask one of them.
+
+        Args:
+            is_followed: Whether successors wait on this machine, and on no other one.
+        """
+        message = {"type": "stop", "cause": cause, "is_followed": is_followed}
         for member in self.running[:1]:
-            member.replica.channel.send({"type": "stop", "cause": cause})
+            member.replica.channel.send(message)
 
     def dump_stacks(self) -> None:
         """Let each replica print its stacks; it can even where its program hangs."""

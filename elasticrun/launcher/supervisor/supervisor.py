@@ -246,7 +246,8 @@ class Supervisor:
                 generation.discard()  # It could save nothing, and loses nothing.
             else:
                 if self._stop is Stop.NONE:
-                    generation.ask_to_stop(cause)
+                    is_followed = stop is Stop.SCALE and self.options.nodes is None
+                    generation.ask_to_stop(cause, is_followed=is_followed)
                 self._watchdog.expect_end(
                     grace=self._grace, leeway=_AFTER_GRACE_SECONDS, cause=cause
                 )
