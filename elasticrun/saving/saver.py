@@ -347,7 +347,7 @@ class Saver:
             self._is_saving = False
 
     def prepare(self) -> None:
-        """Get ready for the first save, in the background, now that training goes on."""
+        """Do in the background what the first save waits for; training goes on."""
         self._capturer.prepare()
         self._force_what_was_left()
 

@@ -91,7 +91,7 @@ class Storage(ABC):
         """
 
     def unforced(self) -> Storage:
-        """Return what writes here, too, but leaves it to others to force it to the disk.
+        """Return what writes here, too, and leaves it to others to force it to a disk.
 
         A folder that it commits counts. A power cut may take parts of it, until `force`
         has been called. What cannot do so returns itself.
@@ -100,6 +100,7 @@ class Storage(ABC):
 
     def is_unforced(self, folder: str) -> bool:
         """Return whether a folder was committed, and not yet forced to the disk."""
+        del folder
         return False
 
     def force(self, folder: str, names: Iterable[str]) -> None:

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 from elasticrun import errors
 from elasticrun.checkpoint.storage.place import Place, parse_place
 from elasticrun.launcher import processes
-from elasticrun.launcher.directory import newest_checkpoint
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks.waiting import WaitingReplica
 from elasticrun.launcher.replica.reporter import DUMP_SIGNAL
@@ -234,10 +233,10 @@ class Generation:
         """Whether any program on this node has come to make its job."""
         return any(member.report for member in self.members)
 
-    def newest_checkpoint(self, default: Place) -> int:
-        """Return its number; the script may have a directory of its own."""
+    def checkpoint_dir(self, default: Place) -> Place:
+        """Return where it saves; the script may have a directory of its own."""
         reported = self.members[0].report.get("checkpoint_dir")
-        return newest_checkpoint(parse_place(reported) if reported else default)
+        return parse_place(reported) if reported else default
 
     def explain_kill(self, cause: Ending) -> str:
         """Return what is known of a SIGKILL that ended this generation."""

@@ -53,7 +53,7 @@ def verdict_of(generation: Generation, *, reason: str, place: Place) -> Verdict:
     """
     cause = None if generation.is_discarded else first_cause(generation.endings)
     first = generation.members[0].report
-    newest = generation.newest_checkpoint(place)
+    newest = directory.newest_checkpoint(generation.checkpoint_dir(place))
     where = str(first.get("position", "the start of the script"))
     if cause is None:
         codes = [ending.code for ending in generation.endings]

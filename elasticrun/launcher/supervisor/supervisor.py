@@ -268,6 +268,10 @@ class Supervisor:
         self.takeover.end()
         self._watchdog.end()
         self._starter.note_running(sorted(self.successors.pids))
+        if self._stop is Stop.END:  # Perhaps after successors were to follow.
+            directory.force_newest(
+                generation.checkpoint_dir(self.options.checkpoint_dir)
+            )
         self.judge.is_plain = not generation.has_begun
         verdict = verdict_of(
             generation, reason=self._watchdog.reason, place=self.options.checkpoint_dir
