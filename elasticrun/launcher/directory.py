@@ -162,14 +162,13 @@ def newest_checkpoint(place: Place) -> int:
     return next((number for number in numbers if is_committed(storage, number)), 0)
 
 
-def force_newest(place: Place) -> None:
+def force_newest(directory: Path) -> None:
     """Force the newest checkpoint to the disk if it was left to replicas to come."""
-    storage = storage_at(place)
+    storage, newest = storage_at(directory), newest_checkpoint(directory)
+    name = checkpoint_name(newest)
     with contextlib.suppress(OSError, CheckpointError):  # The next start finds out.
-        newest = newest_checkpoint(place)
-        if newest and storage.is_unforced(checkpoint_name(newest)):
-            names = read_checkpoint(storage, newest).names()
-            storage.force(checkpoint_name(newest), names)
+        if newest and storage.is_unforced(name):
+            storage.force(name, read_checkpoint(storage, newest).names())
 
 
 def check_reachable(place: Place) -> None:

@@ -19,7 +19,7 @@ boundary after its end *settles* it, that is, concludes it. An *awaited* save is
 in the training thread, and so is one that does not fit into memory. One that is *left*
 to successors on this machine is committed without being forced to the disk: they read
 it from the memory that the system has it in, and once they train, their rank 0 forces
-it, as a save in flight.
+it, as a save in flight. So is one that a replica makes alone, if all are on a machine.
 """
 
 from __future__ import annotations
@@ -177,6 +177,8 @@ class Saver:
         self._has_hinted = False
         self._is_saving = False
         self._to_force = start.newest if self._rank == 0 else None
+        where = membership.environment
+        self._is_on_one_machine = where.local_world_size == where.world_size
         self._asked_at = 0.0
         self._paused: float | None = None  # Of a save in flight.
         self._flight: SaveInFlight | None = None
@@ -277,8 +279,10 @@ class Saver:
         end.
         """
         left, self._to_force = self._to_force, None
-        if left is not None and self._checkpoints.is_unforced(left):
-            self._start_flight(left.number, (), lambda _: self._writer.force(left))
+        if left is None or not self._checkpoints.is_unforced(left):
+            return
+        if not self._start_flight(left.number, (), lambda _: self._writer.force(left)):
+            self._writer.force(left)
 
     def _write(
         self,
@@ -437,7 +441,9 @@ class Saver:
         begun = time.perf_counter()
         capture = capturer.capture(self._take_number(), position, newest)
         self.on_captured(position)
-        self.newest = self._writer.write_alone(capture, newest, gathered, why=why)
+        self.newest = self._writer.write_alone(
+            capture, newest, gathered, why=why, is_forced=not self._is_on_one_machine
+        )
         seconds = time.perf_counter() - begun
         self.on_committed(self.newest, seconds, seconds)
         return self.newest

@@ -407,6 +407,7 @@ class CheckpointWriter:
         gathered: Mapping[str, Mapping[int, bytes]],
         *,
         why: str,
+        is_forced: bool,
     ) -> Checkpoint:
         """Write and commit everything on this rank, in a rescue.
 
@@ -415,7 +416,7 @@ class CheckpointWriter:
             newest: Where files come from that are carried over.
             gathered: The small states that are known, by name and rank.
         """
-        draft = self._checkpoints.begin(capture.number)
+        draft = self._checkpoints.begin(capture.number, is_forced=is_forced)
         try:
             files = [own.write(draft) for own in capture.files]
             if newest is not None:

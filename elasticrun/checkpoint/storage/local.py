@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import os
+import socket
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -139,7 +138,7 @@ class LocalStorage(Storage):
             data = durable.read_small(self.locate(folder, UNFORCED_NAME))
         except (FileNotFoundError, NotADirectoryError):
             return False
-        return data == _own_launcher()
+        return data.startswith(b"%d " % os.getppid()) and data == _own_launcher()
 
     def remove(self, folder: str) -> None:
         self._lock.check()
@@ -194,9 +193,11 @@ class LocalStorage(Storage):
 
 
 def _own_launcher() -> bytes:
-    """Return what names the launcher of this replica."""
-    launcher = asdict(OwnerProcess.with_pid(os.getppid()))
-    return json.dumps({**launcher, "since": ""}).encode()
+    """Return what names the launcher of this replica: no other one has had it."""
+    import psutil
+
+    launcher = psutil.Process(os.getppid())
+    return f"{launcher.pid} {launcher.create_time()} {socket.gethostname()}\n".encode()
 
 
 def _retry(look: Callable[[], _Found]) -> _Found:

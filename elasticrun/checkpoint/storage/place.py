@@ -58,16 +58,12 @@ class OwnerProcess:
 
     @staticmethod
     def this_process() -> OwnerProcess:
-        return OwnerProcess.with_pid(os.getpid())
-
-    @staticmethod
-    def with_pid(pid: int) -> OwnerProcess:
         import psutil  # Not before it is needed: the command line starts without.
 
         return OwnerProcess(
             host=socket.gethostname(),
-            pid=pid,
-            process_started=psutil.Process(pid).create_time(),
+            pid=os.getpid(),
+            process_started=psutil.Process().create_time(),
             since=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
         )
 

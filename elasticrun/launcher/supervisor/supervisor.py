@@ -95,6 +95,7 @@ class Supervisor:
         self._stop = Stop.NONE  # Why the generation was asked to exit, until the next.
         self._stop_code = STOPPED
         self._is_hurried = False
+        self._place = options.checkpoint_dir  # Or where its replicas save.
         self._grace = options.settings.grace
         # Of whoever became the launcher, as by `tensorboard & exec elasticrun run`.
         self._strangers = set(processes.children())
@@ -138,6 +139,8 @@ class Supervisor:
         self._starter.close()
         if self.generation is not None:
             self.generation.kill()
+        if isinstance(self._place, Path) and not self._is_hurried:
+            directory.force_newest(self._place)
         self.nodes.close(is_hurried=self._is_hurried)
         processes.kill_children(
             but=self._strangers, patience=processes.CLEANING_SECONDS
@@ -268,13 +271,10 @@ class Supervisor:
         self.takeover.end()
         self._watchdog.end()
         self._starter.note_running(sorted(self.successors.pids))
-        if self._stop is Stop.END:  # Perhaps after successors were to follow.
-            directory.force_newest(
-                generation.checkpoint_dir(self.options.checkpoint_dir)
-            )
+        self._place = generation.checkpoint_dir(self._place)
         self.judge.is_plain = not generation.has_begun
         verdict = verdict_of(
-            generation, reason=self._watchdog.reason, place=self.options.checkpoint_dir
+            generation, reason=self._watchdog.reason, place=self._place
         )
         self.nodes.conclude(replace(verdict, has_trained=self.crashes.has_trained))
 
