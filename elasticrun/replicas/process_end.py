@@ -5,7 +5,6 @@ It imports no torch: programs without torch use it as well.
 
 from __future__ import annotations
 
-import _io
 import atexit
 import contextlib
 import ctypes
@@ -22,6 +21,7 @@ from typing import Any
 _FLUSH_SECONDS = 1.0
 _TASKS = Path("/proc/self/task")
 _FileRef = weakref.ref[io.IOBase]
+_FILE = io.IOBase.__mro__[1]  # The type in C, which all files have.
 _frozen: list[io.IOBase] = []  # Files that the collector does not know any more.
 _NAME = "pt_gloo_runloop"  # The threads in which gloo runs collectives.
 
@@ -90,10 +90,10 @@ def freeze_modules() -> None:
 
 def _files_among(objects: list[Any]) -> list[io.IOBase]:
     """Return what buffers, what writes into another one before that."""
-    # By type: objects that stand for others answer for these, or raise. And by the one
-    # in C, which all of them have: io.IOBase asks its registry for each new type, and
-    # there are a thousand, which takes half of a rescaling.
-    kinds = {kind for kind in {*map(type, objects)} if issubclass(kind, _io._IOBase)}
+    # By type: objects that stand for others answer for these, or raise. And not by
+    # io.IOBase, which asks its registry for each new type: of a thousand types, that
+    # would take as long as all else here.
+    kinds = {kind for kind in {*map(type, objects)} if issubclass(kind, _FILE)}
     files = [each for each in objects if type(each) in kinds]
     inner = (io.BufferedWriter, io.BufferedRandom)
     texts = [each for each in files if isinstance(each, io.TextIOWrapper)]

@@ -122,7 +122,7 @@ class LocalStorage(Storage):
         return storage
 
     def is_unforced(self, folder: str) -> bool:
-        return durable.find_size(self.locate(folder, UNFORCED_NAME)) is not None
+        return self.find_sizes(folder, [UNFORCED_NAME])[UNFORCED_NAME] is not None
 
     def force(self, folder: str, names: Iterable[str]) -> None:
         path = self.locate(folder)
@@ -135,7 +135,7 @@ class LocalStorage(Storage):
     def _is_in_memory(self, folder: str) -> bool:
         """Return whether this replica's launcher has just had the folder written."""
         try:
-            data = durable.read_small(self.locate(folder, UNFORCED_NAME))
+            data = self.read(folder, UNFORCED_NAME)
         except (FileNotFoundError, NotADirectoryError):
             return False
         return data.startswith(b"%d " % os.getppid()) and data == _own_launcher()
