@@ -19,7 +19,8 @@ and started again. With 2 rounds all of that takes about 8 minutes.
 By name only: what the `launcher` itself costs; `rescue`, the same kill with one, where
 checkpoints every 0.3 s, as all else has them, are not needed; and `state-MIB`, the
 pause of a `scale` with so much state, a third in a module, the rest in its optimizer:
-left in the system's memory, and beside it forced to the disk first.
+left in the system's memory, and beside it forced to the disk first. The largest one
+needs 64 GiB.
 """
 
 from __future__ import annotations
