@@ -16,8 +16,11 @@ before a replica is killed. What a kill costs is told in steps, too: those that 
 trained again. torchrun restarts after a `kill -9` by itself; to rescale, it is stopped
 and started again. With 2 rounds all of that takes about 8 minutes.
 
-By name only: what the `launcher` itself costs, and `rescue`, the same kill with one,
-where checkpoints every 0.3 s, as all else has them, are not needed.
+By name only: what the `launcher` itself costs; `rescue`, the same kill with one, where
+checkpoints every 0.3 s, as all else has them, are not needed; and `state-MIB`, the
+pause of a `scale` with so much state, a third in a module, the rest in its optimizer:
+left in the system's memory, and beside it forced to the disk first. The largest one
+needs 64 GiB.
 """
 
 from __future__ import annotations
@@ -60,6 +63,35 @@ import time
 def prepare(seconds):
     time.sleep(seconds)
 """
+STATE = """
+import torch
+from torch.utils.data import TensorDataset
+import elasticrun
+large = torch.nn.ParameterList(
+    torch.ones({mebibytes} * 2**18 // 3 // 16) for _ in range(16)
+)
+adam = torch.optim.Adam(large.parameters(), lr=0.0)
+for each in large:
+    each.grad = torch.zeros_like(each)
+adam.step()
+adam.zero_grad()
+if {is_forced}:
+    from elasticrun.checkpoint.storage.local import LocalStorage
+    LocalStorage.unforced = lambda self: self
+elasticrun.init(save_interval="off")
+net = torch.nn.Linear(8, 1)
+sgd = torch.optim.SGD(net.parameters(), lr=0.01)
+model = elasticrun.AdaptiveDataParallel(net, sgd)
+elasticrun.register(large=large, adam=adam)
+data = TensorDataset(torch.ones(4096, 8), torch.ones(4096, 1))
+loader = elasticrun.AdaptiveDataLoader(data, batch_size=8)
+for _ in elasticrun.remaining_epochs_until(100_000):
+    for x, y in loader:
+        sgd.zero_grad()
+        (model(x) - y).square().mean().backward()
+        sgd.step()
+"""
+CALM_SECONDS = 8.0
 KILL_ALL = "kill -9 of everything, and the same command"
 DEADLINE = 120.0
 EPOCHS = 100_000
@@ -269,6 +301,20 @@ def measure(
             tell(what, launcher, [restart() for _ in range(rounds)], preparation)
 
 
+def measure_state(mebibytes: int, rounds: int) -> None:
+    """Measure the pause of a `scale` from two replicas to one, and back."""
+    for is_forced in (False, True):
+        train = STATE.format(mebibytes=mebibytes, is_forced=is_forced)
+        restarts = []
+        with job_of(elasticrun(2), 0, train=train) as (job, _):
+            for size in itertools.islice(itertools.cycle((1, 2)), rounds):
+                time.sleep(CALM_SECONDS)
+                request = functools.partial(job.ask, "scale", str(size))
+                restarts.append(job.restart(request))
+        launcher = "elasticrun" + ", forced to the disk" * is_forced
+        tell(f"scale, {mebibytes} MiB of state", launcher, restarts, 0)
+
+
 def measure_rescue(rounds: int) -> None:
     with job_of(elasticrun(2), 0, "always") as (job, process):
         killed = [kill_with_spares(job, process) for _ in range(rounds)]
@@ -344,7 +390,11 @@ FOUR: dict[str, Callable[[int], None]] = {
         ("torchrun", "torchrun", torchrun),
     )
 }
-MEASURES = {**FOUR, "launcher": measure_launcher, "rescue": measure_rescue}
+STATES = {
+    f"state-{mebibytes}": functools.partial(measure_state, mebibytes)
+    for mebibytes in (1, 1024, 8192)
+}
+MEASURES = {**FOUR, **STATES, "launcher": measure_launcher, "rescue": measure_rescue}
 
 
 def main() -> None:

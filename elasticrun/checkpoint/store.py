@@ -37,6 +37,7 @@ T = TypeVar("T")
 LAG_SECONDS = 5.0
 _LOOK_SECONDS = 0.1
 _COUNTER = "generation"
+_LOST_POWER = "The machine went down before it was on the disk."
 
 
 class CheckpointStore:
@@ -126,8 +127,11 @@ class CheckpointStore:
                     self.storage, number
                 ):  # It was removed while it was read.
                     continue
-                damaged[name] = str(error)
                 self._bad_numbers.add(number)
+                if self.storage.is_unforced(name):
+                    _warn(f"{name} is skipped: {error} {_LOST_POWER}")
+                    continue
+                damaged[name] = str(error)
             else:
                 _warn_damaged(damaged, found=name)
                 return checkpoint
@@ -192,17 +196,23 @@ class CheckpointStore:
         numbers = list_numbers(self.storage)
         return next((n for n in numbers if is_own(self.storage, n)), 0)
 
-    def begin(self, number: int) -> Draft:
-        """Create the draft that all ranks write into; rank 0 only."""
+    def begin(self, number: int, *, is_forced: bool = True) -> Draft:
+        """Create the draft that all ranks write into; rank 0 only.
+
+        Args:
+            is_forced: Whether the checkpoint is to survive a power cut as soon as it is
+                committed; else as soon as `force` has returned.
+        """
         name = checkpoint_name(number)
         if find_manifest(self.storage, number) is not None:
             raise ValueError(
                 f"{self._path(number)} is committed; begin(next_number()) instead"
             )
-        self.storage.begin(name)
-        return Draft(self.storage, name, number)
+        storage = self.storage if is_forced else self.storage.unforced()
+        storage.begin(name)
+        return Draft(storage, name, number)
 
-    def join(self, number: int) -> Draft:
+    def join(self, number: int, *, is_forced: bool = True) -> Draft:
         """Return the draft that rank 0 has begun."""
         name = checkpoint_name(number)
         if not self.storage.has(name):
@@ -210,7 +220,16 @@ class CheckpointStore:
                 f"{self._path(number)} is not there on host {socket.gethostname()}, "
                 f"but rank 0 has begun it. {MUST_BE_SHARED}"
             )
-        return Draft(self.storage, name, number)
+        storage = self.storage if is_forced else self.storage.unforced()
+        return Draft(storage, name, number)
+
+    def is_unforced(self, checkpoint: Checkpoint) -> bool:
+        """Return whether it was committed, and not yet forced to the disk."""
+        return self.storage.is_unforced(checkpoint.path.name)
+
+    def force(self, checkpoint: Checkpoint) -> None:
+        """Force a checkpoint to the disk: no power cut takes it any more."""
+        self.storage.force(checkpoint.path.name, checkpoint.names())
 
     def prune(self, *, warn: Callable[[str], object] | None = None) -> None:
         """Remove what is older than the newest good ones.

@@ -64,6 +64,8 @@ class Boundary:
     Attributes:
         decides: Whether anything may be decided by the time that steps take.
         exit_code: The exit code with which the job has stopped, or None.
+        is_followed: Whether successors on this machine wait for the job to stop. Set on
+            the replica that is asked, in another thread, before that.
         remember: Called at each boundary, before anything is saved there, with its
             number, the position, and whether the states are all there is; None where
             no death of another replica could be survived.
@@ -99,6 +101,7 @@ class Boundary:
         self._stepped_outside_at = -1  # After which boundary.
         self._has_warned = False
         self.exit_code: int | None = None
+        self.is_followed = False
         self.remember: Callable[[int, Position, bool], None] | None = None
         if saver is not None:
             saver.on_end = self._note_flight_ended
@@ -244,7 +247,11 @@ class Boundary:
     # Saves.
 
     def save(
-        self, *, timeout: float | None = None, is_awaited: bool = True
+        self,
+        *,
+        timeout: float | None = None,
+        is_awaited: bool = True,
+        is_left: bool = False,
     ) -> Place | None:
         """Save here. Collective.
 
@@ -252,6 +259,7 @@ class Boundary:
             timeout: Seconds to wait for other ranks; None for half an hour.
             is_awaited: Whether to return only when the checkpoint is committed, not
                 once all states are captured.
+            is_left: Whether successors force it to the disk.
 
         Returns:
             Its directory; None if it is not awaited, could not be written, or there is
@@ -262,7 +270,10 @@ class Boundary:
         position = self._progress.position
         with self._schedule.saving():
             checkpoint = self._saver.save(
-                position.encode(), timeout=timeout, is_awaited=is_awaited
+                position.encode(),
+                timeout=timeout,
+                is_awaited=is_awaited,
+                is_left=is_left,
             )
         self._schedule.note_saved(self._gate.number, seconds=self._saver.seconds)
         self._watcher.note_saved(self._schedule.interval)
@@ -294,7 +305,7 @@ class Boundary:
         """Save, and stop. Collective."""
         self._watcher.note_stopping()  # The boundary came in time: its clock stops.
         try:
-            path = self.save(timeout=self._grace)
+            path = self.save(timeout=self._grace, is_left=self.is_followed)
         except AgreementError as error:
             logger.error("stopping without a new checkpoint: %s", error)
             path = None

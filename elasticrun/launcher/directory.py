@@ -19,7 +19,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from elasticrun.checkpoint.draft import is_committed, list_numbers, read_counter
+from elasticrun.checkpoint.draft import (
+    checkpoint_name,
+    is_committed,
+    list_numbers,
+    read_checkpoint,
+    read_counter,
+)
 from elasticrun.checkpoint.files import durable
 from elasticrun.checkpoint.files.durable import StoreUnreachableError
 from elasticrun.checkpoint.storage.lock import (
@@ -154,6 +160,15 @@ def newest_checkpoint(place: Place) -> int:
     except OSError:
         return 0
     return next((number for number in numbers if is_committed(storage, number)), 0)
+
+
+def force_newest(directory: Path) -> None:
+    """Force the newest checkpoint to the disk if it was left to replicas to come."""
+    storage, newest = storage_at(directory), newest_checkpoint(directory)
+    name = checkpoint_name(newest)
+    with contextlib.suppress(OSError, CheckpointError):  # The next start finds out.
+        if newest and storage.is_unforced(name):
+            storage.force(name, read_checkpoint(storage, newest).names())
 
 
 def check_reachable(place: Place) -> None:

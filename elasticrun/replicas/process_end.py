@@ -14,12 +14,15 @@ import os
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
 _FLUSH_SECONDS = 1.0
 _TASKS = Path("/proc/self/task")
-_frozen: list[Any] = []  # Files that the collector does not know any more.
+_FileRef = weakref.ref[io.IOBase]
+_FILE = io.IOBase.__mro__[1]  # The type in C, which all files have.
+_frozen: list[io.IOBase] = []  # Files that the collector does not know any more.
 _NAME = "pt_gloo_runloop"  # The threads in which gloo runs collectives.
 
 
@@ -37,9 +40,20 @@ def exit_at_once(code: int) -> None:
     os._exit(code)
 
 
-def flush_files() -> None:
-    """Write out what waits in this process's buffers, also in those of C."""
-    _flush(_open_files())
+def flush_files() -> list[_FileRef]:
+    """Write out what waits in this process's buffers, also in those of C.
+
+    Returns:
+        The open files, by references that keep none of them.
+    """
+    files = _files_among([*_frozen, *gc.get_objects()])
+    _flush(files)
+    return list(map(weakref.ref, files))
+
+
+def find_young_files() -> list[_FileRef]:
+    """Return the files among what was made since the collector has last run."""
+    return list(map(weakref.ref, _files_among(gc.get_objects(generation=0))))
 
 
 def _flush(files: list[io.IOBase]) -> None:
@@ -49,12 +63,13 @@ def _flush(files: list[io.IOBase]) -> None:
     ctypes.CDLL(None).fflush(None)
 
 
-def close_files() -> None:
+def close_files(found: list[_FileRef]) -> None:
     """Close what is open but for the standard streams, as Python does at its end.
 
     So compressed files get their last bytes, too.
     """
-    files = _open_files()
+    alive = {id(each): each for ref in found if (each := ref()) is not None}
+    files = _files_among([*alive.values()])
     _flush(files)
     streams = _standard_streams()
     kept = [*streams, *(getattr(each, "buffer", None) for each in streams)]
@@ -69,16 +84,16 @@ def freeze_modules() -> None:
 
     Each of the looks at a process's end would take 0.2 s in large ones.
     """
-    _frozen.extend(_open_files())
+    _frozen.extend(_files_among(gc.get_objects()))
     gc.freeze()
 
 
-def _open_files() -> list[io.IOBase]:
+def _files_among(objects: list[Any]) -> list[io.IOBase]:
     """Return what buffers, what writes into another one before that."""
-    # By type: objects that stand for others answer for these, or raise. Each type is
-    # looked at once, which takes half as long.
-    objects = [*_frozen, *gc.get_objects()]
-    kinds = {kind for kind in {*map(type, objects)} if issubclass(kind, io.IOBase)}
+    # By type: objects that stand for others answer for these, or raise. And not by
+    # io.IOBase, which asks its registry for each new type: of a thousand types, that
+    # would take as long as all else here.
+    kinds = {kind for kind in {*map(type, objects)} if issubclass(kind, _FILE)}
     files = [each for each in objects if type(each) in kinds]
     inner = (io.BufferedWriter, io.BufferedRandom)
     texts = [each for each in files if isinstance(each, io.TextIOWrapper)]

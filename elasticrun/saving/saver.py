@@ -16,7 +16,10 @@ in brackets, the thread.
 
 A save is *in flight* while the writer's thread writes it and training goes on; a
 boundary after its end *settles* it, that is, concludes it. An *awaited* save is written
-in the training thread, and so is one that does not fit into memory.
+in the training thread, and so is one that does not fit into memory. One that is *left*
+to successors on this machine is committed without being forced to the disk: they read
+it from the memory that the system has it in, and once they train, their rank 0 forces
+it, as a save in flight. So is one that a replica makes alone, if all are on a machine.
 """
 
 from __future__ import annotations
@@ -173,6 +176,9 @@ class Saver:
         self._start = start
         self._has_hinted = False
         self._is_saving = False
+        self._to_force = start.newest if self._rank == 0 else None
+        where = membership.environment
+        self._is_on_one_machine = where.local_world_size == where.world_size
         self._asked_at = 0.0
         self._paused: float | None = None  # Of a save in flight.
         self._flight: SaveInFlight | None = None
@@ -195,6 +201,7 @@ class Saver:
         *,
         timeout: float | None = None,
         is_awaited: bool = True,
+        is_left: bool = False,
     ) -> Checkpoint | None:
         """Save, in the steps at the top. Collective, at the same point everywhere.
 
@@ -202,6 +209,8 @@ class Saver:
             timeout: Seconds to wait for the other ranks; None for half an hour.
             is_awaited: Whether to return only when it is committed, not once everything
                 is captured.
+            is_left: Whether successors on this machine force it to the disk; as rank 0
+                has it.
 
         Returns:
             The checkpoint; None if it is in flight, or could not be written (a warning
@@ -211,6 +220,7 @@ class Saver:
         with self._not_within_itself():
             # One save at a time: the one before ends, and is concluded.
             self._asked_at, self._paused = time.perf_counter(), None
+            self._force_what_was_left()
             self.finish(timeout=timeout)
             number, begun = self._take_number(), time.perf_counter()
             states = list(self._registry)
@@ -221,7 +231,13 @@ class Saver:
                 capture = self._capture(number, position)
 
                 # Training goes on meanwhile if nothing that is written can change.
-                write = partial(self._write, capture, timeout=timeout, begun=begun)
+                write = partial(
+                    self._write,
+                    capture,
+                    timeout=timeout,
+                    begun=begun,
+                    is_forced=not is_left,
+                )
                 may_fly = not is_awaited and capture.is_in_memory
                 if may_fly and self._start_flight(number, states, write):
                     return None
@@ -256,8 +272,26 @@ class Saver:
         self._flight = flight
         return True
 
+    def _force_what_was_left(self) -> None:
+        """Begin to force to the disk what the generation before has left to this one.
+
+        On rank 0, once: when training goes on, or else before the next save, or the
+        end.
+        """
+        left, self._to_force = self._to_force, None
+        if left is None or not self._checkpoints.is_unforced(left):
+            return
+        if not self._start_flight(left.number, (), lambda _: self._writer.force(left)):
+            self._writer.force(left)
+
     def _write(
-        self, capture: Capture, exchange: Exchange, *, timeout: float, begun: float
+        self,
+        capture: Capture,
+        exchange: Exchange,
+        *,
+        timeout: float,
+        begun: float,
+        is_forced: bool,
     ) -> Checkpoint | str:
         """Write and commit, all ranks together; return why not if that has failed.
 
@@ -267,13 +301,13 @@ class Saver:
         num_keys = exchange.num_keys
         try:
             # Rank 0 makes the directory; the others wait for it.
-            exchange.decide(
+            is_forced = exchange.decide(
                 SAVE_BEGUN.format(number),
-                lambda: writer.begin(capture),
+                partial(writer.begin, capture, is_forced=is_forced),
                 timeout=2 * timeout,
             )
             # Each rank writes its own files, and tells rank 0 of them.
-            own = writer.write_files(capture, newest)
+            own = writer.write_files(capture, newest, is_forced=is_forced)
             if self._rank != 0:
                 exchange.remove_keys(num_keys)  # Rank 0 is past the saves before.
                 self._report(own, number, exchange)
@@ -298,7 +332,8 @@ class Saver:
             paused = self._paused
             paused = time.perf_counter() - self._asked_at if paused is None else paused
             self.on_committed(checkpoint, paused, self.seconds)
-            writer.prune()
+            if is_forced:
+                writer.prune()
         return checkpoint
 
     @contextmanager
@@ -316,8 +351,9 @@ class Saver:
             self._is_saving = False
 
     def prepare(self) -> None:
-        """Get ready for the first save, in the background."""
+        """Do in the background what the first save waits for; training goes on."""
         self._capturer.prepare()
+        self._force_what_was_left()
 
     def _take_number(self) -> int:
         number = self._number
@@ -405,7 +441,9 @@ class Saver:
         begun = time.perf_counter()
         capture = capturer.capture(self._take_number(), position, newest)
         self.on_captured(position)
-        self.newest = self._writer.write_alone(capture, newest, gathered, why=why)
+        self.newest = self._writer.write_alone(
+            capture, newest, gathered, why=why, is_forced=not self._is_on_one_machine
+        )
         seconds = time.perf_counter() - begun
         self.on_committed(self.newest, seconds, seconds)
         return self.newest
@@ -413,6 +451,7 @@ class Saver:
     def close(self, *, timeout: float) -> None:
         """Finish what is in flight, for `timeout` seconds at most; end its thread."""
         try:
+            self._force_what_was_left()
             self.finish(timeout=timeout)
             # Not after an exception: the program did not come to register everything.
             if sys.exc_info()[0] is None and not hasattr(sys, "last_type"):

@@ -327,29 +327,33 @@ class CheckpointWriter:
         self._made: Checkpoint | None = None
         self._differing: set[str] = set()
 
-    def begin(self, capture: Capture) -> None:
-        """Make the directory; rank 0 only."""
+    def begin(self, capture: Capture, *, is_forced: bool) -> bool:
+        """Make the directory; rank 0 only. Return whether it is forced to the disk."""
         with _failing_softly():
             if capture.problem is not None:
                 raise SaveFailed(capture.problem)
-            self._draft = self._checkpoints.begin(capture.number)
+            self._draft = self._checkpoints.begin(capture.number, is_forced=is_forced)
+        return is_forced
 
-    def write_files(self, capture: Capture, newest: Checkpoint | None) -> WriteReport:
+    def write_files(
+        self, capture: Capture, newest: Checkpoint | None, *, is_forced: bool
+    ) -> WriteReport:
         """Write this rank's files, with rank 0 also those that are carried over."""
         try:
             with _failing_softly():
-                return WriteReport(capture, tuple(self._write_files(capture, newest)))
+                files = self._write_files(capture, newest, is_forced=is_forced)
+                return WriteReport(capture, tuple(files))
         except Exception as error:
             return WriteReport(capture, error=error)
 
     def _write_files(
-        self, capture: Capture, newest: Checkpoint | None
+        self, capture: Capture, newest: Checkpoint | None, *, is_forced: bool
     ) -> list[FileRecord]:
         if capture.problem is not None:
             raise SaveFailed(capture.problem)
         if self._rank != 0:
             with _failing_softly(CheckpointError):
-                draft = self._checkpoints.join(capture.number)
+                draft = self._checkpoints.join(capture.number, is_forced=is_forced)
             return [own.write(draft) for own in capture.files]
         assert self._draft is not None
         files = [own.write(self._draft) for own in capture.files]
@@ -403,6 +407,7 @@ class CheckpointWriter:
         gathered: Mapping[str, Mapping[int, bytes]],
         *,
         why: str,
+        is_forced: bool,
     ) -> Checkpoint:
         """Write and commit everything on this rank, in a rescue.
 
@@ -411,7 +416,7 @@ class CheckpointWriter:
             newest: Where files come from that are carried over.
             gathered: The small states that are known, by name and rank.
         """
-        draft = self._checkpoints.begin(capture.number)
+        draft = self._checkpoints.begin(capture.number, is_forced=is_forced)
         try:
             files = [own.write(draft) for own in capture.files]
             if newest is not None:
@@ -424,6 +429,22 @@ class CheckpointWriter:
         except BaseException:
             draft.abandon()
             raise
+
+    def force(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Force a checkpoint to the disk that the generation before has left to this.
+
+        Only then older ones may go.
+        """
+        try:
+            self._checkpoints.force(checkpoint)
+        except (OSError, CheckpointError) as error:
+            self.warnings.append(
+                f"{checkpoint.path} may not survive a power cut, since it could not be "
+                f"forced to the disk: {text_of(error)}. The next one will."
+            )
+        else:
+            self.prune()
+        return checkpoint
 
     def committed(self, number: int, told: dict[str, Any]) -> Checkpoint:
         """Return the checkpoint that rank 0 has committed, of which it has told this.

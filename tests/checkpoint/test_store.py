@@ -8,11 +8,13 @@ import socket
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.files.durable import DamagedFileError, FileRecord
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, CheckpointWarning
@@ -362,3 +364,66 @@ def test_no_warning_comes_from_a_healthy_life(store: CheckpointStore) -> None:
             store.prune()
         store.remove_uncommitted()
         assert load(store.find_newest()) == STATES
+
+
+# Left to successors, which read it from this machine's memory
+
+
+def leave(store: CheckpointStore, states: dict[str, bytes]) -> Checkpoint:
+    """Save what nobody has forced to the disk, under another launcher."""
+    with mock.patch.object(os, "getppid", return_value=1):
+        draft = store.begin(store.next_number(), is_forced=False)
+    records = write_all(draft, states)
+    return draft.commit(manifest(draft.number, *records))
+
+
+@pytest.mark.parametrize("name", ["model", "random.0", "manifest.json"])
+@pytest.mark.parametrize("has_older", [True, False])
+def test_a_power_cut_takes_at_most_what_was_left(
+    local_store: CheckpointStore, name: str, has_older: bool
+) -> None:
+    store = local_store
+    older = save(store, {"model": b"older"}) if has_older else None
+    left = leave(store, STATES)
+    assert load(store.find_newest()) == STATES
+    content = Content(left.path)
+    content.write(name, bytes(len(content.read(name))))
+    with pytest.warns(CheckpointWarning, match="machine went down before it was on th"):
+        assert store.find_newest() == older
+    again = save(store, {"model": b"again"})  # The job goes on, and all is well.
+    assert store.find_newest() == again
+
+
+def test_what_was_left_and_then_forced_is_a_checkpoint_like_others(
+    local_store: CheckpointStore,
+) -> None:
+    left = leave(local_store, STATES)
+    assert local_store.is_unforced(left)
+    forced: list[str] = []
+
+    def note(descriptor: int) -> None:
+        forced.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        assert local_store.is_unforced(left)
+
+    with mock.patch.object(os, "fsync", note):
+        local_store.force(left)
+    folders = [left.path.name, left.path.parent.name]
+    assert forced == [*STATES, "manifest.json", *folders]
+    assert not local_store.is_unforced(left)
+    Content(left.path).write("model", b"short")
+    with pytest.raises(CheckpointError, match=r"is good:\n"):
+        local_store.find_newest()
+
+
+def test_checksums_are_left_out_by_replicas_of_the_same_launcher_alone(
+    local_store: CheckpointStore,
+) -> None:
+    draft = local_store.begin(1, is_forced=False)
+    left = draft.commit(manifest(1, *write_all(draft, STATES)))
+    Content(left.path).write("model", b"parametres")
+    assert load(local_store.find_newest())["model"] == b"parametres"
+    with (
+        mock.patch.object(os, "getppid", return_value=1),
+        pytest.raises(DamagedFileError, match="checksum"),
+    ):
+        left.open("model")

@@ -131,7 +131,7 @@ def without_syncing_directories(path: Path) -> None:
     """What a commit must not be: names that come to the disk whenever they like."""
 
 
-def write_without_renaming(path: Path, data: bytes) -> None:
+def write_without_renaming(path: Path, data: bytes, **_: object) -> None:
     """What a commit must not be: a manifest that is there before it is whole."""
     with durable.open(path, "wb") as file:  # type: ignore[attr-defined]
         file.write(data)
@@ -140,7 +140,7 @@ def write_without_renaming(path: Path, data: bytes) -> None:
     durable.fsync_directory(path.parent)
 
 
-def write_without_syncing(path: Path, data: bytes) -> None:
+def write_without_syncing(path: Path, data: bytes, **_: object) -> None:
     """What a commit must not be: a name that is there before its content."""
     with durable.open(path.with_name("tmp"), "wb") as file:  # type: ignore[attr-defined]
         file.write(data)
@@ -149,7 +149,7 @@ def write_without_syncing(path: Path, data: bytes) -> None:
 
 
 def write_file_without_syncing(
-    path: Path, write: Callable[[Any], object]
+    path: Path, write: Callable[[Any], object], **_: object
 ) -> FileRecord:
     """What a commit must not be: states that come to the disk after the manifest."""
     with durable.open(path, "xb") as file:  # type: ignore[attr-defined]
@@ -158,7 +158,9 @@ def write_file_without_syncing(
     return FileRecord(path.name, writer.size, writer.crc32)
 
 
-def write_blocks_without_syncing(path: Path, blocks: Any, *, checksum: Any) -> Any:
+def write_blocks_without_syncing(
+    path: Path, blocks: Any, *, checksum: Any, **_: object
+) -> Any:
     """The same for states that come from memory."""
     with durable.open(path, "xb") as file:  # type: ignore[attr-defined]
         size = sum(file.write(block) for block in blocks)

@@ -13,6 +13,7 @@ from elasticrun.launcher.options import (
     OptionError,
     Program,
 )
+from tests.support.stores import STATES, acquired, manifest, write_all
 
 
 def commit(path: Path, number: int) -> None:
@@ -55,6 +56,16 @@ def test_a_module_that_has_changed_is_not_finished(
     file = "train.py" if name == "pack.train" else "__main__.py"
     (tmp_path / "pack" / file).write_text("epochs = 4")
     assert directory.finished_at(own, program) is None
+
+
+def test_what_was_left_to_replicas_that_never_came_is_forced(tmp_path: Path) -> None:
+    directory.force_newest(tmp_path)  # There is nothing.
+    with acquired(tmp_path) as store:
+        draft = store.begin(1, is_forced=False)
+        left = draft.commit(manifest(1, *write_all(draft, STATES)))
+        assert store.is_unforced(left)
+        directory.force_newest(tmp_path)
+        assert not store.is_unforced(left)
 
 
 def test_a_directory_in_use_is_not_moved(tmp_path: Path) -> None:

@@ -13,6 +13,9 @@ from tests.support.stage import Stage
 pytestmark = pytest.mark.slow
 
 HELPER = """
+import json
+
+
 class Tracker:
     def __init__(self, path):
         self.path = path
@@ -23,7 +26,8 @@ class Tracker:
 
 
 def write(path):
-    path.touch()
+    json.late = open(path, "a")  # So a finalizer leaves a file that is open.
+    json.late.write("late")
 """
 LEFT = """
 import gzip, io, json, logging.handlers, sys, threading, weakref, zipfile
@@ -113,6 +117,7 @@ def test_what_a_program_has_left_is_finalized(
         assert archive.read("one") == b"1"
     for name in ("weak", "tracked", "tracked_by_helper"):
         assert (stage.root / name).exists(), f"{name}\n{job.events}"
+    assert (stage.root / "tracked_by_helper").read_text() == "late"
     assert "Exception ignored" not in job.events
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import threading
@@ -22,6 +23,8 @@ from elasticrun import (
     request_stop,
     save_all_states,
 )
+from elasticrun.checkpoint.storage.place import UNFORCED_NAME
+from elasticrun.errors import CheckpointWarning
 from elasticrun.replicas.agreement import Gate
 from elasticrun.replicas.watcher import Watcher
 from elasticrun.saving.schedule import AutoInterval
@@ -443,3 +446,67 @@ def test_the_setting_comes_from_a_variable_too(text: str, value: bool) -> None:
 def test_a_malformed_setting_is_named() -> None:
     with pytest.raises(ValueError, match=r"\(ELASTICRUN_ASYNC_SAVE\) is 'no'; give"):
         Settings.read({"ELASTICRUN_ASYNC_SAVE": "no"})
+
+
+# What is left to successors
+
+
+def leave(directory: Path) -> Path:
+    """Be two generations, of which successors follow the second; return its mark."""
+
+    def stop() -> None:
+        for _ in batches(8):
+            request_stop()
+
+    def stop_for_successors() -> None:
+        current_job().boundary.is_followed = True  # As the launcher says.
+        stop()
+
+    run_once(stop, directory, keep=1)
+    run_once(stop_for_successors, directory, keep=1)
+    assert committed(directory) == [1, 2]  # The older one is what a power cut leaves.
+    return directory / "checkpoint-00000002" / UNFORCED_NAME
+
+
+@pytest.mark.parametrize("how", ["trains", "saves", "ends"])
+def test_what_was_left_is_forced_to_the_disk(tmp_path: Path, how: str) -> None:
+    mark = leave(tmp_path)
+
+    def follow() -> None:
+        loader = batches(8)
+        assert mark.exists()
+        if how == "saves":
+            save_all_states()
+            assert not mark.exists()
+        for _ in loader if how == "trains" else ():
+            if loader.batch_index == 2:
+                assert mark.exists()  # Not while it has not come so far.
+            elif loader.batch_index == 3:
+                wait_until(lambda: not mark.exists())
+
+    run_once(follow, tmp_path, keep=1)
+    assert not mark.exists()
+    assert len(committed(tmp_path)) == 1
+
+
+def test_a_disk_that_does_not_take_it_is_told_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = leave(tmp_path)
+
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def follow() -> None:
+        for _ in (loader := batches(8)):
+            if loader.batch_index == 2:
+                monkeypatch.setattr(os, "fsync", fail)
+            if loader.batch_index == 3:
+                wait_until(lambda: not is_writing())
+                monkeypatch.undo()
+                save_all_states()
+
+    with pytest.warns(CheckpointWarning, match="may not survive a power cut"):
+        run_once(follow, tmp_path, keep=1)
+    assert not mark.exists()  # It has gone: the next one is on the disk.
+    assert committed(tmp_path) == [3]

@@ -50,15 +50,20 @@ class FileRecord(NamedTuple):
     crc32: int
 
 
-def open_checked(path: Path, record: FileRecord) -> BinaryIO:
-    """Open a file for reading once its size and checksum have been found right."""
+def open_checked(path: Path, record: FileRecord, *, is_read: bool = True) -> BinaryIO:
+    """Open a file for reading once its size and checksum have been found right.
+
+    Args:
+        is_read: Whether to look at more than the size.
+    """
     with ExitStack() as closed_on_error:
         file = closed_on_error.enter_context(open_recorded(path, record))
         # Before it is read: it may be a huge hole.
         check_size(path, record, os.fstat(file.fileno()).st_size)
-        size, crc32 = _measure(file)
-        compare(path, record, size=size, crc32=crc32)
-        file.seek(0)
+        if is_read:
+            size, crc32 = _measure(file)
+            compare(path, record, size=size, crc32=crc32)
+            file.seek(0)
         closed_on_error.pop_all()
     return file
 
@@ -260,7 +265,9 @@ class Captured:
         return self._crc32.result()
 
 
-def write_file(path: Path, write: Callable[[BinaryIO], object]) -> FileRecord:
+def write_file(
+    path: Path, write: Callable[[BinaryIO], object], *, is_forced: bool = True
+) -> FileRecord:
     """Create the file with what `write` puts into it, and force it to the disk.
 
     Its name is durable only after `fsync_directory`. After an error a part of the
@@ -268,16 +275,22 @@ def write_file(path: Path, write: Callable[[BinaryIO], object]) -> FileRecord:
 
     Args:
         path: A file that does not exist; two writers of one file would mix.
+        is_forced: Whether it is to survive a power cut; else somebody forces it later.
     """
     with open(path, "xb") as file:
         writer = write_through(ChecksumWriter(file.write), write)
         file.flush()
-        os.fsync(file.fileno())
+        if is_forced:
+            os.fsync(file.fileno())
     return FileRecord(path.name, writer.size, writer.crc32)
 
 
 def write_blocks(
-    path: Path, blocks: Iterable[memoryview], *, checksum: Callable[[], int]
+    path: Path,
+    blocks: Iterable[memoryview],
+    *,
+    checksum: Callable[[], int],
+    is_forced: bool = True,
 ) -> FileRecord:
     """Create the file with these blocks, as `write_file` does.
 
@@ -292,15 +305,16 @@ def write_blocks(
         for block in blocks:
             while block:
                 num_bytes = file.write(block[:WRITE_SIZE])
-                _sync_file_range(file.fileno(), size, num_bytes, _BEGIN_WRITING)
+                if is_forced:
+                    _sync_file_range(file.fileno(), size, num_bytes, _BEGIN_WRITING)
                 size += num_bytes
                 block = block[num_bytes:]
-        file.flush()
-        os.fsync(file.fileno())
+        if is_forced:
+            os.fsync(file.fileno())
     return FileRecord(path.name, size, checksum())
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes, *, is_forced: bool = True) -> None:
     """Replace the file's content durably: a crash leaves the old or the new content.
 
     One writer at a time: a temporary file left by a crash goes, and so does a link of
@@ -312,9 +326,11 @@ def write_atomically(path: Path, data: bytes) -> None:
     with open(temporary, "xb") as file:
         file.write(data)
         file.flush()
-        os.fsync(file.fileno())
+        if is_forced:
+            os.fsync(file.fileno())
     os.replace(temporary, path)
-    fsync_directory(path.parent)
+    if is_forced:
+        fsync_directory(path.parent)
 
 
 def write_anew(path: Path, data: bytes) -> None:
@@ -413,7 +429,9 @@ def make_empty_file(path: Path) -> None:
     fsync_directory(path.parent)
 
 
-def copy_file(source: Path, target: Path, *, record: FileRecord) -> FileRecord:
+def copy_file(
+    source: Path, target: Path, *, record: FileRecord, is_forced: bool = True
+) -> FileRecord:
     """Copy the content, not the inode, and check it against the source's record.
 
     A hard link would be cheaper, but one flipped bit would then damage every
@@ -421,7 +439,9 @@ def copy_file(source: Path, target: Path, *, record: FileRecord) -> FileRecord:
     """
     with open_recorded(source, record) as reader:
         copied = write_file(
-            target, lambda writer: shutil.copyfileobj(reader, writer, BLOCK_SIZE)
+            target,
+            lambda writer: shutil.copyfileobj(reader, writer, BLOCK_SIZE),
+            is_forced=is_forced,
         )
     compare(source, record, size=copied.size, crc32=copied.crc32)
     return copied

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
+import socket
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,7 +18,12 @@ from elasticrun.checkpoint.files.durable import (
     StoreUnreachableError,
 )
 from elasticrun.checkpoint.storage.lock import DirectoryLock, find_owner
-from elasticrun.checkpoint.storage.place import DRAFT_NAME, MANIFEST_NAME, OwnerProcess
+from elasticrun.checkpoint.storage.place import (
+    DRAFT_NAME,
+    MANIFEST_NAME,
+    UNFORCED_NAME,
+    OwnerProcess,
+)
 from elasticrun.checkpoint.storage.storage import (
     Storage,
     not_ours_error,
@@ -28,11 +35,16 @@ _Found = TypeVar("_Found")
 
 
 class LocalStorage(Storage):
-    """A directory, perhaps on a file system that machines share."""
+    """A directory, perhaps on a file system that machines share.
+
+    Replicas that a launcher is about to replace force nothing to the disk: the next
+    ones, of the same launcher, read it from this machine's memory, and force it then.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._lock = DirectoryLock(directory)
+        self._is_forced = True
 
     @property
     def place(self) -> Path:
@@ -71,6 +83,8 @@ class LocalStorage(Storage):
             self.remove(folder)
         try:
             durable.make_directory(path)
+            if not self._is_forced:  # Before the folder is forced, with its names.
+                durable.write_anew(path / UNFORCED_NAME, _own_launcher())
             durable.make_empty_file(path / DRAFT_NAME)
         except OSError:  # Else each save on a full disk would leave a folder.
             with contextlib.suppress(OSError):
@@ -92,11 +106,39 @@ class LocalStorage(Storage):
     def commit(self, folder: str, manifest: bytes) -> None:
         path = self.locate(folder)
         self._lock.check()
-        durable.fsync_directory(path)
-        durable.write_atomically(path / MANIFEST_NAME, manifest)
-        durable.fsync_directory(path.parent)
+        if self._is_forced:
+            durable.fsync_directory(path)
+        durable.write_atomically(
+            path / MANIFEST_NAME, manifest, is_forced=self._is_forced
+        )
+        if self._is_forced:
+            durable.fsync_directory(path.parent)
         with contextlib.suppress(OSError):
             os.unlink(path / DRAFT_NAME)
+
+    def unforced(self) -> LocalStorage:
+        storage = copy.copy(self)
+        storage._is_forced = False
+        return storage
+
+    def is_unforced(self, folder: str) -> bool:
+        return self.find_sizes(folder, [UNFORCED_NAME])[UNFORCED_NAME] is not None
+
+    def force(self, folder: str, names: Iterable[str]) -> None:
+        path = self.locate(folder)
+        for name in (*names, MANIFEST_NAME):
+            durable.fsync_file(path / name)
+        durable.fsync_directory(path)
+        durable.fsync_directory(path.parent)
+        os.unlink(path / UNFORCED_NAME)
+
+    def _is_in_memory(self, folder: str) -> bool:
+        """Return whether this replica's launcher has just had the folder written."""
+        try:
+            data = self.read(folder, UNFORCED_NAME)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return data.startswith(b"%d " % os.getppid()) and data == _own_launcher()
 
     def remove(self, folder: str) -> None:
         self._lock.check()
@@ -114,22 +156,32 @@ class LocalStorage(Storage):
     def write(
         self, folder: str, name: str, write: Callable[[BinaryIO], object]
     ) -> FileRecord:
-        return durable.write_file(self.locate(folder, name), write)
+        path = self.locate(folder, name)
+        return durable.write_file(path, write, is_forced=self._is_forced)
 
     def write_captured(self, folder: str, name: str, captured: Captured) -> FileRecord:
         path = self.locate(folder, name)
-        return durable.write_blocks(path, captured.blocks, checksum=captured.checksum)
+        return durable.write_blocks(
+            path,
+            captured.blocks,
+            checksum=captured.checksum,
+            is_forced=self._is_forced,
+        )
 
     def copy(self, source: str, folder: str, record: FileRecord) -> FileRecord:
         return durable.copy_file(
             self.locate(source, record.name),
             self.locate(folder, record.name),
             record=record,
+            is_forced=self._is_forced,
         )
 
     def open_checked(self, folder: str, record: FileRecord) -> BinaryIO:
         path = self.locate(folder, record.name)
-        return _retry(lambda: durable.open_checked(path, record))
+        is_in_memory = self._is_in_memory(folder)
+        return _retry(
+            lambda: durable.open_checked(path, record, is_read=not is_in_memory)
+        )
 
     def find_sizes(self, folder: str, names: Iterable[str]) -> dict[str, int | None]:
         names = tuple(names)  # Not their paths: a garbage collection would follow.
@@ -138,6 +190,14 @@ class LocalStorage(Storage):
                 name: durable.find_size(self.locate(folder, name)) for name in names
             }
         )
+
+
+def _own_launcher() -> bytes:
+    """Return what names the launcher of this replica: no other one has had it."""
+    import psutil
+
+    launcher = psutil.Process(os.getppid())
+    return f"{launcher.pid} {launcher.create_time()} {socket.gethostname()}\n".encode()
 
 
 def _retry(look: Callable[[], _Found]) -> _Found:

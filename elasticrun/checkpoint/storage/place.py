@@ -11,6 +11,7 @@ from pathlib import Path
 
 MANIFEST_NAME = "manifest.json"
 DRAFT_NAME = "manifest.json.draft"  # In its place while a folder is no checkpoint.
+UNFORCED_NAME = "manifest.json.unforced"  # Beside it while a power cut may take files.
 _SHORTENED = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:/[^/]")
 _LOCAL = ("file", "local")
 

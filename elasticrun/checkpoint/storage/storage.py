@@ -90,6 +90,23 @@ class Storage(ABC):
         `DRAFT_NAME` goes then; one that cannot be removed does not matter.
         """
 
+    def unforced(self) -> Storage:
+        """Return what writes here, too, and leaves it to others to force it to a disk.
+
+        A folder that it commits counts. A power cut may take parts of it, until `force`
+        has been called. What cannot do so returns itself.
+        """
+        return self
+
+    def is_unforced(self, folder: str) -> bool:
+        """Return whether a folder was committed, and not yet forced to the disk."""
+        del folder
+        return False
+
+    def force(self, folder: str, names: Iterable[str]) -> None:
+        """Force a folder with these files, and its manifest, to the disk."""
+        raise NotImplementedError(f"{self.place} has nothing to force")
+
     @abstractmethod
     def remove(self, folder: str) -> None:
         """Remove a folder in any condition; half a removal leaves a draft."""

@@ -45,6 +45,7 @@ from elasticrun.launcher.replica.reporter import (
 )
 from elasticrun.replicas.process_end import (
     close_files,
+    find_young_files,
     flush_files,
     wait_for_threads,
 )
@@ -117,10 +118,16 @@ def main(control: int, listeners: list[int]) -> None:
 
     # 5. Leave, in this order: files are flushed before what they write to may be
     # finalized in a cycle with them; what the program has replaced fails once its
-    # modules are gone; others may need the store until here.
-    flush_files()
+    # modules are gone; others may need the store until here. A look at all objects is a
+    # large part of a rescaling, so there is one, and then the collector runs only when
+    # it is told to: what finalizers open is found among what was made since.
+    gc.disable()
+    files = flush_files()
     _release([*modules_of_program(after=last)])
-    close_files()
+    files += find_young_files()
+    gc.collect()
+    files += find_young_files()
+    close_files(files)
     stores.clear()
     channel.send_line(end)
     os._exit(code)
@@ -318,7 +325,7 @@ def _end_threads(code: int) -> int:
 
 
 def _release(modules: list[str]) -> None:
-    """Let go of the program's modules, so that what these hold is finalized.
+    """Let go of the program's modules, so that what these hold can be finalized.
 
     Libraries stay: taking torch apart takes longer than all else of a rescaling, and
     leaves no trace.
@@ -327,4 +334,3 @@ def _release(modules: list[str]) -> None:
         sys.modules.pop(name, None)  # A finalizer of another one may have done it.
     # As Python does: a stream of the program's own would keep its module.
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
-    gc.collect()

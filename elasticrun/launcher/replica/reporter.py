@@ -48,7 +48,7 @@ class Reporter:
         self._imports = imports
         self._on_begun = on_begun
         self._channel = channel
-        self._stop_cause: str | None = None
+        self._stop: Message | None = None
         self._has_trained = False
         self._has_failed = False
         self._largest_batch = 0
@@ -118,15 +118,16 @@ class Reporter:
 
     def _handle(self, message: Message) -> None:
         if message["type"] == "stop":
-            self._stop_cause = message["cause"]
+            self._stop = message
         elif message["type"] == "begin":
             self._on_begun(message)
 
     def _ask_to_stop(self, job: Job) -> None:
         """Pass the launcher's request on, once there is a job that can be asked."""
-        if self._stop_cause is not None:
-            job.boundary.request_stop(cause=self._stop_cause)
-            self._stop_cause = None
+        if self._stop is not None:
+            job.boundary.is_followed = self._stop["is_followed"]
+            job.boundary.request_stop(cause=self._stop["cause"])
+            self._stop = None
 
     def _report(self, job: Job) -> None:
         position = job.progress.position

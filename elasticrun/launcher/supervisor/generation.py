@@ -17,7 +17,6 @@ from typing import Any, Protocol
 from elasticrun import errors
 from elasticrun.checkpoint.storage.place import Place, parse_place
 from elasticrun.launcher import processes
-from elasticrun.launcher.directory import newest_checkpoint
 from elasticrun.launcher.endings import (
     Ending,
     Failure,
@@ -233,10 +232,10 @@ class Generation:
         """Whether any program on this node has come to make its job."""
         return any(member.report for member in self.members)
 
-    def newest_checkpoint(self, default: Place) -> int:
-        """Return its number; the script may have a directory of its own."""
+    def checkpoint_dir(self, default: Place) -> Place:
+        """Return where it saves; the script may have a directory of its own."""
         reported = self.members[0].report.get("checkpoint_dir")
-        return newest_checkpoint(parse_place(reported) if reported else default)
+        return parse_place(reported) if reported else default
 
     def explain_kill(self, cause: Ending) -> str:
         """Return what is known of a SIGKILL that ended this generation."""
@@ -252,10 +251,15 @@ class Generation:
             ):
                 reader.take(bytes(data))
 
-    def ask_to_stop(self, cause: str) -> None:
-        """Let all save and exit at one boundary; it is enough to ask one of them."""
+    def ask_to_stop(self, cause: str, *, is_followed: bool) -> None:
+        """Let all save and exit at one boundary; it is enough to ask one of them.
+
+        Args:
+            is_followed: Whether successors wait on this machine, and on no other one.
+        """
+        message = {"type": "stop", "cause": cause, "is_followed": is_followed}
         for member in self.running[:1]:
-            member.replica.channel.send({"type": "stop", "cause": cause})
+            member.replica.channel.send(message)
 
     def dump_stacks(self) -> None:
         """Let each replica print its stacks; it can even where its program hangs."""

@@ -140,11 +140,11 @@ def outcome_of(generation: Generation, *, reason: str, place: Place) -> Outcome:
 
     Args:
         reason: Why the launcher killed them, if it did.
-        place: Where checkpoints are unless a replica said otherwise.
+        place: Where its checkpoints are.
     """
     cause = None if generation.is_discarded else first_cause(generation.endings)
     first = generation.members[0].report
-    newest = generation.newest_checkpoint(place)
+    newest = directory.newest_checkpoint(place)
     where = str(first.get("position", "the start of the script"))
     if cause is None:
         codes = [ending.code for ending in generation.endings]

@@ -104,6 +104,7 @@ class Supervisor:
         self._stop = Stop.NONE  # Why the generation was asked to exit, until the next.
         self._stop_code = STOPPED
         self._is_hurried = False
+        self._place = options.checkpoint_dir  # Or where its replicas save.
         self._grace = options.settings.grace
         # This process had them before it was the launcher, as by `tensorboard & exec
         # elasticrun run`.
@@ -147,6 +148,8 @@ class Supervisor:
         self._starter.close()
         if self.generation is not None:
             self.generation.kill()
+        if isinstance(self._place, Path) and not self._is_hurried:
+            directory.force_newest(self._place)
         self.nodes.close(is_hurried=self._is_hurried)
         processes.kill_children(
             but=self._strangers, patience=processes.CLEANING_SECONDS
@@ -257,7 +260,8 @@ class Supervisor:
                 generation.discard()  # It could save nothing, and loses nothing.
             else:
                 if self._stop is Stop.NONE:
-                    generation.ask_to_stop(cause)
+                    is_followed = stop is Stop.SCALE and self.options.nodes is None
+                    generation.ask_to_stop(cause, is_followed=is_followed)
                 self._watchdog.expect_end(
                     grace=self._grace, leeway=_AFTER_GRACE_SECONDS, cause=cause
                 )
@@ -283,9 +287,10 @@ class Supervisor:
         self.successors.beside = None
         self._watchdog.end()
         self._starter.note_running(sorted(self.successors.pids))
+        self._place = generation.checkpoint_dir(self._place)
         self.policy.is_plain = not generation.has_begun
         outcome = outcome_of(
-            generation, reason=self._watchdog.reason, place=self.options.checkpoint_dir
+            generation, reason=self._watchdog.reason, place=self._place
         )
         self.nodes.conclude(replace(outcome, has_trained=self.crashes.has_trained))
 
