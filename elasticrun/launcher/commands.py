@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from elasticrun.checkpoint.events import local_directory
-from elasticrun.checkpoint.inspection.entries import (
+from elasticrun.checkpoint.inspection.listing import (
     NEWEST,
     InspectionError,
     choose_checkpoint,

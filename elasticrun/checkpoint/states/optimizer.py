@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from elasticrun.checkpoint.states.dtypes import SHAPED_LIKE_PARAMETER
+from elasticrun.checkpoint.states.loading import SHAPED_LIKE_PARAMETER
 from elasticrun.checkpoint.states.parameter_names import (
     ADD_GROUPS_BEFORE,
     BUILD_AS_SAVED,

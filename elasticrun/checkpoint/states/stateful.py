@@ -15,9 +15,8 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from elasticrun.checkpoint.states.alike import check_alike, try_rates
 from elasticrun.checkpoint.states.copies import StateCopier
-from elasticrun.checkpoint.states.dtypes import keeping_dtypes
+from elasticrun.checkpoint.states.loading import check_alike, keeping_dtypes, try_rates
 from elasticrun.checkpoint.states.module_memory import ModuleMemory
 from elasticrun.checkpoint.states.nested import map_paths
 from elasticrun.checkpoint.states.parameter_names import parameters_of

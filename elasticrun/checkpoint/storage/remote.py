@@ -286,7 +286,7 @@ def _open_or_download(
         file.writelines(blocks())
         file.seek(0)
         with suppress(FileNotFoundError):  # A save has begun, and removed it.
-            os.replace(temporary, path)
+            durable.move_over(temporary, path)
         fcntl.flock(file, fcntl.LOCK_UN)
         closed_on_error.pop_all()
     return file
