@@ -10,7 +10,7 @@ from typing import BinaryIO
 from elasticrun import AdaptiveDataLoader, State, request_checkpoint
 from elasticrun.checkpoint import draft
 from elasticrun.checkpoint.draft import Checkpoint
-from elasticrun.checkpoint.storage.storage import LocalStorage
+from elasticrun.checkpoint.storage.local import LocalStorage
 from tests.support.data import Numbers
 from tests.support.held import WRITER, Held
 

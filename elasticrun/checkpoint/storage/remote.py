@@ -32,6 +32,7 @@ from elasticrun.checkpoint.storage.claim import (
     StoreClaim,
     find_claimant,
 )
+from elasticrun.checkpoint.storage.local import LocalStorage
 from elasticrun.checkpoint.storage.objects import Objects, open_objects
 from elasticrun.checkpoint.storage.place import (
     DRAFT_NAME,
@@ -40,11 +41,7 @@ from elasticrun.checkpoint.storage.place import (
     RemotePath,
     parse_place,
 )
-from elasticrun.checkpoint.storage.storage import (
-    LocalStorage,
-    Storage,
-    not_ours_error,
-)
+from elasticrun.checkpoint.storage.storage import Storage, not_ours_error
 from elasticrun.errors import CheckpointError
 
 _LIST_SECONDS = 10.0

@@ -1,4 +1,4 @@
-"""A storage of checkpoints, an interface; and a directory, the usual one.
+"""The interface of a storage: a directory, or an object store.
 
 A storage has one folder of files for each checkpoint, and a few files beside the
 folders. Names have no slashes. A folder with a manifest is a checkpoint. One with a
@@ -8,31 +8,12 @@ neither belongs to somebody else, whatever its name.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
-from elasticrun.checkpoint.files import durable
-from elasticrun.checkpoint.files.durable import (
-    Captured,
-    FileRecord,
-    StoreUnreachableError,
-)
-from elasticrun.checkpoint.storage.lock import DirectoryLock, find_owner
-from elasticrun.checkpoint.storage.place import (
-    DRAFT_NAME,
-    MANIFEST_NAME,
-    OwnerProcess,
-    Place,
-)
-
-_PAUSES = 0.1, 0.9  # Seconds between tries to read.
-
-_Found = TypeVar("_Found")
+from elasticrun.checkpoint.files.durable import Captured, FileRecord
+from elasticrun.checkpoint.storage.place import OwnerProcess, Place
 
 
 class Storage(ABC):
@@ -155,132 +136,3 @@ def not_ours_error(place: Place) -> FileExistsError:
         f"{place} is in the way: elasticrun did not make it, so it will not remove it. "
         "Move it to another place."
     )
-
-
-class LocalStorage(Storage):
-    """A directory, perhaps on a file system that machines share."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._lock = DirectoryLock(directory)
-
-    @property
-    def place(self) -> Path:
-        return self._directory
-
-    def locate(self, *names: str) -> Path:
-        return self._directory.joinpath(*names)
-
-    def acquire(self, *, timeout: float) -> None:
-        self._lock.acquire(timeout=timeout)
-
-    def release(self) -> None:
-        self._lock.release()
-
-    def find_owner(self) -> OwnerProcess | None:
-        return find_owner(self._directory)
-
-    def folder_of_lost_owner(self) -> str | None:
-        return None  # A lock ends with its process, which then writes no more.
-
-    def list_names(self) -> list[str]:
-        return _retry(lambda: os.listdir(self._directory))
-
-    def read(self, *names: str) -> bytes:
-        return _retry(lambda: durable.read_small(self.locate(*names)))
-
-    def replace(self, name: str, data: bytes) -> None:
-        durable.write_atomically(self.locate(name), data)
-
-    def begin(self, folder: str) -> None:
-        self._lock.check()
-        path = self.locate(folder)
-        if durable.find_size(path) is not None:
-            if not self.is_draft(folder):
-                raise not_ours_error(path)
-            self.remove(folder)
-        try:
-            durable.make_directory(path)
-            durable.make_empty_file(path / DRAFT_NAME)
-        except OSError:  # Else each save on a full disk would leave a folder.
-            with contextlib.suppress(OSError):
-                self.remove(folder)
-            raise
-
-    def is_draft(self, folder: str) -> bool:
-        path = self.locate(folder)
-        try:
-            # An empty one was just made, or is about to go.
-            names = _retry(lambda: os.listdir(path))
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return not names or DRAFT_NAME in names
-
-    def join(self, folder: str) -> bool:
-        return self.locate(folder).is_dir()
-
-    def commit(self, folder: str, manifest: bytes) -> None:
-        path = self.locate(folder)
-        self._lock.check()
-        durable.fsync_directory(path)
-        durable.write_atomically(path / MANIFEST_NAME, manifest)
-        durable.fsync_directory(path.parent)
-        with contextlib.suppress(OSError):
-            os.unlink(path / DRAFT_NAME)
-
-    def remove(self, folder: str) -> None:
-        self._lock.check()
-        path = self.locate(folder)
-        durable.remove_tree(path, first=MANIFEST_NAME, last=DRAFT_NAME)
-        durable.fsync_directory(self._directory)
-
-    def measure_folder(self, folder: str) -> int:
-        try:
-            with os.scandir(self.locate(folder)) as found:
-                return sum(each.stat(follow_symlinks=False).st_size for each in found)
-        except OSError:
-            return 0
-
-    def write(
-        self, folder: str, name: str, write: Callable[[BinaryIO], object]
-    ) -> FileRecord:
-        return durable.write_file(self.locate(folder, name), write)
-
-    def write_captured(self, folder: str, name: str, captured: Captured) -> FileRecord:
-        path = self.locate(folder, name)
-        return durable.write_blocks(path, captured.blocks, checksum=captured.checksum)
-
-    def copy(self, source: str, folder: str, record: FileRecord) -> FileRecord:
-        return durable.copy_file(
-            self.locate(source, record.name),
-            self.locate(folder, record.name),
-            record=record,
-        )
-
-    def open_checked(self, folder: str, record: FileRecord) -> BinaryIO:
-        path = self.locate(folder, record.name)
-        return _retry(lambda: durable.open_checked(path, record))
-
-    def find_sizes(self, folder: str, names: Iterable[str]) -> dict[str, int | None]:
-        names = tuple(names)  # Not their paths: a garbage collection would follow.
-        return _retry(
-            lambda: {
-                name: durable.find_size(self.locate(folder, name)) for name in names
-            }
-        )
-
-
-def _retry(look: Callable[[], _Found]) -> _Found:
-    """Return what a look at the file system finds, which may fail once or twice."""
-    for pause in (*_PAUSES, None):
-        try:
-            return look()
-        except (FileNotFoundError, NotADirectoryError):
-            raise
-        except OSError as error:
-            if pause is None:
-                raise StoreUnreachableError(
-                    error.errno, error.strerror, error.filename
-                ) from error
-        time.sleep(pause)
-    raise AssertionError("the last try has no pause")

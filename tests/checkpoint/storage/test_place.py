@@ -11,9 +11,9 @@ import torch
 
 import elasticrun
 from elasticrun import AtomicDirectory, atomic_save
+from elasticrun.checkpoint.storage.local import LocalStorage
 from elasticrun.checkpoint.storage.place import RemotePath, parse_place
 from elasticrun.checkpoint.storage.remote import RemoteStorage, storage_at
-from elasticrun.checkpoint.storage.storage import LocalStorage
 from elasticrun.errors import CheckpointError
 
 
