@@ -81,12 +81,11 @@ def _split(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 def _refuse_mistyped(word: str) -> None:
     """Refuse a word in the place of a directory that is rather a mistyped action."""
-    if os.sep in word or "~" in word or os.path.exists(word):
-        return
-    raise InspectionError(
-        f"{word}: there is no such directory, and no such action (they are "
-        f"{', '.join(_ACTIONS)})."
-    )
+    if not (os.sep in word or "~" in word or os.path.exists(word)):
+        raise InspectionError(
+            f"{word}: there is no such directory, and no such action (they are "
+            f"{', '.join(_ACTIONS)})."
+        )
 
 
 def _make_parser() -> argparse.ArgumentParser:
