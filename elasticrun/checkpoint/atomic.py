@@ -1,7 +1,9 @@
 """Durable files and directories for any program: `atomic_save`, `AtomicDirectory`.
 
-They use the code that commits checkpoints, and work without a job, a loader or a
-launcher.
+They work without a job, a loader or a launcher. A file is written under another name,
+forced to the disk, and renamed. A version is a checkpoint of a job of its own
+(`VERSIONS_JOB`): a draft, in which the program writes its files, until its manifest,
+with their sizes and checksums, is committed.
 """
 
 from __future__ import annotations

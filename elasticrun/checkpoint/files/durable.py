@@ -1,4 +1,9 @@
-"""Durable files, known by size and checksum: the only module that writes files."""
+"""Durable files, known by size and checksum: the only module that writes files.
+
+A file is durable once its content is on the disk (`os.fsync`) and so is its name, which
+is its folder's content (`fsync_directory`). One that replaces another is written under
+a temporary name, forced to the disk, and renamed: a crash leaves the old or the new.
+"""
 
 from __future__ import annotations
 

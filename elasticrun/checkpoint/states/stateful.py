@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from elasticrun.checkpoint.states.copies import StateCopier
 from elasticrun.checkpoint.states.loading import check_alike, keeping_dtypes, try_rates
-from elasticrun.checkpoint.states.module_memory import ModuleMemory
+from elasticrun.checkpoint.states.module_watch import ModuleWatch
 from elasticrun.checkpoint.states.nested import map_paths
 from elasticrun.checkpoint.states.parameter_names import parameters_of
 from elasticrun.checkpoint.states.shards import OpenFile, SavedState, read_whole_state
@@ -67,8 +67,8 @@ class StatefulState(BaseState):
         self._consolidate = getattr(target, "consolidate_state_dict", None)
         self._copies = StateCopier()
         self._plain = _plain_tensors(target)
-        self._memory = (
-            ModuleMemory(name, target, self.has_common_statistics)
+        self._watch = (
+            ModuleWatch(name, target, self.has_common_statistics)
             if isinstance(target, nn.Module)
             else None
         )
@@ -117,7 +117,7 @@ class StatefulState(BaseState):
             raise CannotRescueError(f"each replica has a part of {self.name!r}")
         if isinstance(self.target, torch.amp.GradScaler):
             return lambda: None  # It changes in a step, and reading it waits for GPUs.
-        return None if self._memory is None else self._memory.remember()
+        return None if self._watch is None else self._watch.remember()
 
     def has_common_statistics(self) -> bool:
         """Return whether this replica's BatchNorms have the averages to be saved."""

@@ -1,4 +1,12 @@
-"""The lock that keeps a second live job out of a checkpoint directory."""
+"""The lock that keeps a second live job out of a checkpoint directory.
+
+1. A start opens the file `lock`, or makes it; a link, or a file of another user, is
+   refused.
+2. It locks the open file (`F_OFD_SETLK`), waits for an owner that may be about to exit,
+   and then writes its own name into the file.
+3. Before each save it looks whether the file of that name is still the one it locked.
+4. The kernel ends the lock with the process, and forks close the file.
+"""
 
 from __future__ import annotations
 
