@@ -153,7 +153,7 @@ def train() -> float:
     return float(net.weight.sum())
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_so_do_the_replicas_of_a_job(
     place: str, reads: Callable[[], dict[str, int]]
 ) -> None:
