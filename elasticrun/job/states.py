@@ -136,7 +136,7 @@ def state_of(name: str, target: Stateful) -> StatefulState:
             return MetricState(name, target)
         return StatefulState(name, target)
     # Only here: they import torch.distributed.checkpoint.
-    from elasticrun.checkpoint.sharded.dtensors import (
+    from elasticrun.checkpoint.states.dtensors import (
         ShardedModuleState,
         ShardedOptimizerState,
     )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, empty
 from torch.optim import Optimizer
 
-from elasticrun.checkpoint.sharded.layout import (
+from elasticrun.checkpoint.states.layout import (
     Description,
     Layout,
     TensorSource,

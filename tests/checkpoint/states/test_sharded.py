@@ -25,7 +25,7 @@ from elasticrun import (
     save_all_states,
 )
 from elasticrun.check.replica.fields import fields_of_state
-from elasticrun.checkpoint.sharded.dtensors import (
+from elasticrun.checkpoint.states.dtensors import (
     ShardedModuleState,
     ShardedOptimizerState,
 )
