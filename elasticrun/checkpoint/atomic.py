@@ -118,7 +118,9 @@ class NewVersion:
         """
         self._check_open()
         try:
-            names = self._force_to_disk()
+            names = sorted(set(os.listdir(self.path)) - {DRAFT_NAME})
+            for name in names:
+                durable.fsync_file(self.path / name)
             self._draft.commit(
                 Manifest(
                     job=VERSIONS_JOB,
@@ -152,13 +154,6 @@ class NewVersion:
     def _close(self) -> None:
         self.is_open = False
         self._store.release()
-
-    def _force_to_disk(self) -> list[str]:
-        """Return the names of all files once their content is on the disk."""
-        names = sorted(set(os.listdir(self.path)) - {DRAFT_NAME})
-        for name in names:
-            durable.fsync_file(self.path / name)
-        return names
 
     def _check_open(self) -> None:
         if not self.is_open:

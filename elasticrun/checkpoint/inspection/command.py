@@ -12,6 +12,8 @@ from elasticrun.checkpoint.inspection.listing import (
     InspectionError,
     choose_checkpoint,
     choose_storage,
+    list_checkpoints,
+    verify,
 )
 from elasticrun.checkpoint.storage.place import local_path
 from elasticrun.checkpoint.storage.storage import Storage
@@ -135,14 +137,10 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _list(arguments: argparse.Namespace) -> Iterator[str]:
-    from elasticrun.checkpoint.inspection.listing import list_checkpoints
-
     return list_checkpoints(_storage(arguments), as_json=arguments.json)
 
 
 def _verify(arguments: argparse.Namespace) -> Iterator[str]:
-    from elasticrun.checkpoint.inspection.listing import verify
-
     return verify(_storage(arguments), arguments.which)
 
 

@@ -149,16 +149,17 @@ class ShardedModuleState(ShardedState):
         def place(path: str, leaf: Any) -> Any:
             own = current.get(path)
             source = saved.tensors.get(path, leaf)
-            if path not in saved.tensors and not (
-                isinstance(leaf, Tensor) and isinstance(own, DTensor)
-            ):
+            # What is whole in the file and here is loaded as in any module.
+            is_whole = path not in saved.tensors and not isinstance(own, DTensor)
+            if is_whole or not isinstance(source, TensorSource):
                 return leaf
             if own is None:  # The module says that it does not know it.
                 return torch.empty(source.shape, device="meta")
-            shapes = list(source.shape), list(own.shape)
-            if shapes[0] != shapes[1]:
-                misfits.append(f"{path} is {shapes[0]}, here {shapes[1]}")
+            if source.shape != own.shape:
+                shapes = f"{list(source.shape)}, here {list(own.shape)}"
+                misfits.append(f"{path} is {shapes}")
                 return leaf
+            # A shard is filled in place; what is whole here alone, in a new tensor.
             if not isinstance(own, DTensor):
                 own = torch.empty(source.shape, dtype=source.dtype)
             sources[path], targets[path] = source, own

@@ -134,15 +134,6 @@ class StoreClaim:
                     break
             else:
                 time.sleep(self._timing.look)
-        self._note_taken_from(claim)
-        self._forget_older()
-        self._has_ended.clear()
-        self._thread = threading.Thread(
-            target=self._keep_renewing, name="elasticrun-claim", daemon=True
-        )
-        self._thread.start()
-
-    def _note_taken_from(self, claim: Claim | None) -> None:
         if claim is not None and not claim.is_over:
             self.folder_of_lost_owner = claim.folder
             warn_at_program(
@@ -151,6 +142,12 @@ class StoreClaim:
                 "save.",
                 CheckpointWarning,
             )
+        self._forget_older()
+        self._has_ended.clear()
+        self._thread = threading.Thread(
+            target=self._keep_renewing, name="elasticrun-claim", daemon=True
+        )
+        self._thread.start()
 
     def check(self) -> None:
         """Refuse to go on if another job has claimed the place."""
