@@ -111,7 +111,7 @@ def measure(place: str, digest: str, num_processes: int, root: Path) -> None:
         each.join()
     report(
         "read_once",
-        place=place.partition("://")[0] if "://" in place else "directory",
+        place="store" if "://" in place else "directory",
         processes=num_processes,
         seconds=round(max(seconds), 2),
         megabytes_from_disk=sum(num_bytes) >> 20,

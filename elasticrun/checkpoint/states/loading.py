@@ -53,7 +53,7 @@ _LIKE_PARAMETER = SHAPED_LIKE_PARAMETER | {
 }
 
 
-def check_alike(name: str, target: Any, values: Any) -> None:
+def refuse_other_kinds(name: str, target: Any, values: Any) -> None:
     """Refuse entries of other kinds than those that one of torch's objects has."""
     if not type(target).__module__.startswith("torch."):
         return

@@ -16,7 +16,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from elasticrun.checkpoint.states.copies import StateCopier
-from elasticrun.checkpoint.states.loading import check_alike, keeping_dtypes, try_rates
+from elasticrun.checkpoint.states.loading import (
+    keeping_dtypes,
+    refuse_other_kinds,
+    try_rates,
+)
 from elasticrun.checkpoint.states.module_watch import ModuleWatch
 from elasticrun.checkpoint.states.nested import map_paths
 from elasticrun.checkpoint.states.parameter_names import parameters_of
@@ -190,7 +194,7 @@ class StatefulState(BaseState):
         self.set_values(values)
 
     def set_values(self, values: Any) -> None:
-        check_alike(self.name, self.target, values)
+        refuse_other_kinds(self.name, self.target, values)
         try:
             with keeping_dtypes(self.target):
                 self.target.load_state_dict(values)
