@@ -26,8 +26,8 @@ class ParallelState(MetricState):
     ) -> None:
         super().__init__(name, target, module)
         self._has_common = has_common
-        assert self._watch is not None
-        self._watch.looks_at_gradients = False  # Their hooks know.
+        assert self._memory is not None
+        self._memory.looks_at_gradients = False  # Their hooks know.
 
     def has_common_statistics(self) -> bool:
         return self._has_common or super().has_common_statistics()

@@ -71,7 +71,7 @@ class StatefulState(BaseState):
         self._consolidate = getattr(target, "consolidate_state_dict", None)
         self._copies = StateCopier()
         self._plain = _plain_tensors(target)
-        self._watch = (
+        self._memory = (
             ModuleWatch(name, target, self.has_common_statistics)
             if isinstance(target, nn.Module)
             else None
@@ -121,7 +121,7 @@ class StatefulState(BaseState):
             raise CannotRescueError(f"each replica has a part of {self.name!r}")
         if isinstance(self.target, torch.amp.GradScaler):
             return lambda: None  # It changes in a step, and reading it waits for GPUs.
-        return None if self._watch is None else self._watch.remember()
+        return None if self._memory is None else self._memory.remember()
 
     def has_common_statistics(self) -> bool:
         """Return whether this replica's BatchNorms have the averages to be saved."""
