@@ -20,7 +20,7 @@ from pathlib import Path
 import models
 import torch
 
-from elasticrun.checkpoint.states.module_memory import ModuleMemory
+from elasticrun.checkpoint.states.module_watch import ModuleWatch
 from elasticrun.job.gpu_work import GpuWork
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -59,7 +59,7 @@ def measure(name: str, num_micro_batches: int, *, is_small: bool) -> None:
     net, inputs, targets = models.make(name, device, is_small=is_small)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
     work = GpuWork(check=lambda: None, abort=lambda: None)
-    memory = ModuleMemory("net", net, lambda: True)
+    memory = ModuleWatch("net", net, lambda: True)
     idle: list[float] = []
 
     def step(*, is_ready: bool) -> None:

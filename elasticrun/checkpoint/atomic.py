@@ -1,13 +1,14 @@
 """Durable files and directories for any program: `atomic_save`, `AtomicDirectory`.
 
-They use the code that commits checkpoints, and work without a job, a loader or a
-launcher.
+They work without a job, a loader or a launcher. A file is written under another name,
+forced to the disk, and renamed. A version is a checkpoint of a job of its own
+(`VERSIONS_JOB`): a draft, in which the program writes its files, until its manifest,
+with their sizes and checksums, is committed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from pathlib import Path
@@ -25,11 +26,15 @@ from elasticrun.checkpoint.draft import (
 from elasticrun.checkpoint.files import durable
 from elasticrun.checkpoint.files.durable import (
     DamagedFileError,
-    identity_of,
     measure_file,
 )
 from elasticrun.checkpoint.files.replacing import replace_file
-from elasticrun.checkpoint.manifest import VERSIONS_JOB, Manifest, version
+from elasticrun.checkpoint.manifest import (
+    VERSIONS_JOB,
+    Manifest,
+    check_job,
+    version,
+)
 from elasticrun.checkpoint.retention import parse_keep
 from elasticrun.checkpoint.storage.place import DRAFT_NAME, local_path
 from elasticrun.checkpoint.store import CheckpointStore
@@ -62,7 +67,7 @@ def atomic_save(
     replace_file(path, lambda file: torch.save(obj, file, *more, **options))
 
 
-class Preparation:
+class NewVersion:
     """A version that does not exist yet; a context manager that commits or abandons it.
 
     `preparation / "name"` is the path of a file in it, `path` that of the directory.
@@ -87,7 +92,7 @@ class Preparation:
     def __fspath__(self) -> str:
         return str(self.path)
 
-    def __enter__(self) -> Preparation:
+    def __enter__(self) -> NewVersion:
         return self
 
     def __exit__(
@@ -113,7 +118,9 @@ class Preparation:
         """
         self._check_open()
         try:
-            names = self._force_to_disk()
+            names = sorted(set(os.listdir(self.path)) - {DRAFT_NAME})
+            for name in names:
+                durable.fsync_file(self.path / name)
             self._draft.commit(
                 Manifest(
                     job=VERSIONS_JOB,
@@ -148,20 +155,6 @@ class Preparation:
         self.is_open = False
         self._store.release()
 
-    def _force_to_disk(self) -> list[str]:
-        """Return the names of all files once their content is on the disk."""
-        names = sorted(set(os.listdir(self.path)) - {DRAFT_NAME})
-        for name in names:
-            durable.fsync_file(self.path / name)
-        unfinished = _find_open_for_writing(self.path, names)
-        if unfinished is not None:
-            raise ValueError(
-                f"{self.path / unfinished} is still open for writing in this process. "
-                "Data that is not flushed yet would be missing, and later writes would "
-                "change the version. Close the file before you commit the version."
-            )
-        return names
-
     def _check_open(self) -> None:
         if not self.is_open:
             raise ValueError(f"{self.path} has been committed or abandoned already")
@@ -175,9 +168,9 @@ class AtomicDirectory:
             torch.save(net.state_dict(), version / "model.pt")
         newest = exports.latest()
 
-    Close each file before the block ends: one that this process still has open for
-    writing is refused. One process prepares and commits; others may write files into
-    the version meanwhile, on a file system that all see.
+    Close each file before the block ends: what is written later damages the version.
+    One process prepares and commits; others may write files into the version meanwhile,
+    on a file system that all see.
 
     Args:
         directory: Where versions are kept. It is made when the first one is prepared.
@@ -192,14 +185,14 @@ class AtomicDirectory:
         directory = local_path(directory, what="AtomicDirectory")
         keep = parse_keep(keep, setting="AtomicDirectory's keep")
         self._store = CheckpointStore(directory, job=VERSIONS_JOB, keep=keep)
-        self._prepared: Preparation | None = None
+        self._prepared: NewVersion | None = None
 
     @property
     def directory(self) -> Path:
         """Where versions are kept."""
         return Path(self._store.place)
 
-    def prepare(self) -> Preparation:
+    def prepare(self) -> NewVersion:
         """Begin a version: a directory to write plain files into, then to commit.
 
         Raises:
@@ -213,9 +206,7 @@ class AtomicDirectory:
             )
         try:
             self._store.acquire()
-            told = self._say_of_job()
-            if told is not None:
-                raise CheckpointError(told)
+            self._refuse_job()
             self._store.remove_uncommitted()
             draft = self._store.begin(self._store.next_number())
         except BaseException as error:
@@ -223,25 +214,15 @@ class AtomicDirectory:
             if isinstance(error, OSError):
                 raise CheckpointError(text_of(error)) from error
             raise
-        self._prepared = Preparation(self._store, draft)
+        self._prepared = NewVersion(self._store, draft)
         return self._prepared
 
-    def _say_of_job(self) -> str | None:
-        """Return what is wrong where a job keeps its checkpoints, None elsewhere."""
+    def _refuse_job(self) -> None:
         storage = self._store.storage
         for number in list_numbers(storage):
-            try:
+            with contextlib.suppress(FileNotFoundError, DamagedFileError):
                 found = read_checkpoint(storage, number)
-            except (FileNotFoundError, DamagedFileError):
-                continue
-            if found.manifest.job != VERSIONS_JOB:
-                return (
-                    f"{found.path} is a checkpoint of the job {found.manifest.job!r}. "
-                    "The job would count versions as checkpoints and remove old ones, "
-                    "so that it could not resume. Give the versions their own "
-                    "directory."
-                )
-        return None
+                check_job(found.manifest, VERSIONS_JOB, source=str(found.path))
 
     def latest(self) -> Path | None:
         """Return the newest version whose every byte is right, None without any.
@@ -267,10 +248,7 @@ class AtomicDirectory:
             if self._list() != before:
                 continue
             if problem is not None:
-                told = self._say_of_job()
-                if told is None:
-                    raise problem
-                raise CheckpointError(told) from problem
+                raise problem
             return None
 
     def _list(self) -> list[tuple[int, bool]]:
@@ -282,17 +260,3 @@ class AtomicDirectory:
         storage = self._store.storage
         numbers = reversed(list_numbers(storage))
         return [(number, not is_uncommitted(storage, number)) for number in numbers]
-
-
-def _find_open_for_writing(directory: Path, names: list[str]) -> str | None:
-    """Return the first of these files that this process may still write into."""
-    being_written = set()
-    for descriptor in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError):  # It has just been closed.
-            if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
-                being_written.add(identity_of(os.fstat(descriptor)))
-    for name in names:
-        status = os.stat(directory / name, follow_symlinks=False)
-        if identity_of(status) in being_written:
-            return name
-    return None

@@ -1,6 +1,12 @@
 """A checkpoint, as a draft while ranks write into it and once it is committed.
 
-And those that a storage has: their names, what is found there, the counter beside them.
+1. Rank 0 begins a draft: a folder with the file `DRAFT_NAME`.
+2. All ranks write their files into it, and force them to the disk.
+3. Rank 0 commits it: each file is there with its size, the manifest can be read back,
+   and then takes its name. From that moment on the folder is a checkpoint.
+4. `DRAFT_NAME` goes. A folder that still has only that is removed at the next start.
+
+Also those that a storage has: names, what is found there, the counter beside them.
 """
 
 from __future__ import annotations
@@ -106,7 +112,6 @@ class Draft:
         return self.storage.write(self.folder, name, write)
 
     def write_captured(self, name: str, captured: Captured) -> FileRecord:
-        """Write one file from memory, as `write` does."""
         check_file_name(name)
         return self.storage.write_captured(self.folder, name, captured)
 

@@ -56,7 +56,10 @@ class EventLog:
                 another has just begun.
         """
         event = {"time": round(time.time(), 3), "event": kind}
-        event |= {key: _shortened(value) for key, value in values.items()}
+        event |= {
+            key: value[:_MOST_TEXT] if isinstance(value, str) else value
+            for key, value in values.items()
+        }
         line = json.dumps(event).encode() + b"\n"
         try:
             if may_rotate and (durable.find_size(self._path) or 0) > MOST_BYTES:
@@ -67,10 +70,6 @@ class EventLog:
                 self._has_failed = True
                 logger.info("%s does not get all events: %s", self._path, error)
         return event
-
-
-def _shortened(value: Any) -> Any:
-    return value[:_MOST_TEXT] if isinstance(value, str) else value
 
 
 def read_events(directory: Path) -> list[Event]:
@@ -133,27 +132,19 @@ def _is_number(value: Any) -> bool:
     return is_one and abs(value) <= _LARGEST  # So no NaN either.
 
 
-def _is_time(value: Any) -> bool:
-    return _is_number(value) and 0 <= value <= _LATEST
-
-
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and _is_number(value)
-
-
-def _is_count_or_none(value: Any) -> bool:
-    return value is None or _is_count(value)
 
 
 _MOST_LINE = 1 << 20
 _LARGEST = 1e18
 _LATEST = 1e11  # In the year 5138.
 _CHECKS: dict[Callable[[Any], bool], str] = {
-    _is_time: "time",
+    lambda value: _is_number(value) and 0 <= value <= _LATEST: "time",
     _is_text: "event text job position unit error cause program host log_dir trace "
     "checkpoint_dir rescue",
     _is_count: "generation world_size samples epoch rank pid replicas bytes target",
-    _is_count_or_none: "checkpoint code num_epochs",
+    lambda value: value is None or _is_count(value): "checkpoint code num_epochs",
     _is_number: "paused seconds delay",
     lambda value: isinstance(value, dict): "values",
 }

@@ -121,6 +121,13 @@ def check_job(manifest: Manifest, job: str, *, source: str) -> None:
     """Refuse another job's checkpoint."""
     if manifest.job == job:
         return
+    if job == VERSIONS_JOB:
+        raise CheckpointError(
+            f"{source} is a checkpoint of the job {manifest.job!r}. The job would "
+            "count versions as checkpoints and remove old ones, so that it could not "
+            "resume. "
+            "Give the versions their own directory."
+        )
     if manifest.job == VERSIONS_JOB:
         raise CheckpointError(
             f"{source} is a version of an AtomicDirectory, but this is the job "

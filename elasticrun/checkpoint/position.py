@@ -5,10 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from elasticrun.errors import CheckpointError, counted
+from elasticrun.checkpoint.states.expected import COUNT, FLAG, TEXT, check_values
+from elasticrun.errors import counted
 
 STEPS = "remaining_steps_until"  # In place of a loader's name.
 STEPS_OF = "steps of "  # Before the name of a loop that elasticrun does not own.
+_ENCODED = {
+    "finished_epochs": COUNT,
+    "in_epoch": FLAG,
+    "finished_loops": COUNT,
+    "index": COUNT,
+    "loader": TEXT,
+    "breaks": [(COUNT, COUNT)],
+}
 
 
 @dataclass(frozen=True)
@@ -46,21 +55,7 @@ class Position:
 
     @classmethod
     def decode(cls, values: Any) -> Position:
-        kinds = {key: type(value) for key, value in cls().encode().items()}
-        is_valid = (
-            isinstance(values, dict)
-            and set(values) == set(kinds)
-            and all(type(values[key]) is kind for key, kind in kinds.items())
-            and values["finished_epochs"] >= 0
-            and values["finished_loops"] >= 0
-            and values["index"] >= 0
-            and all(_is_pair_of_counts(pair) for pair in values["breaks"])
-        )
-        if not is_valid:
-            raise CheckpointError(
-                f"{values!r} is not a position: it needs {', '.join(kinds)}, the "
-                "counts from 0 up. The state was not written by elasticrun, or changed."
-            )
+        check_values(values, _ENCODED, name="position")
         breaks = tuple((number, epochs) for number, epochs in values["breaks"])
         return cls(**{**values, "breaks": breaks})
 
@@ -83,11 +78,3 @@ class Position:
     def after_epochs(self, finished_epochs: int) -> Position:
         """Return the end of epoch number `finished_epochs` - 1."""
         return Position(finished_epochs, breaks=self.breaks)
-
-
-def _is_pair_of_counts(pair: Any) -> bool:
-    return (
-        isinstance(pair, (list, tuple))
-        and len(pair) == 2
-        and all(type(count) is int and count >= 0 for count in pair)
-    )

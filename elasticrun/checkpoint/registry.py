@@ -10,7 +10,6 @@ from itertools import islice
 from typing import Any
 
 from elasticrun.checkpoint.draft import Checkpoint
-from elasticrun.checkpoint.states.gathered import GatheredState
 from elasticrun.checkpoint.states.state import BaseState, epoch_of, state_of_file
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.errors import CheckpointError, ElasticRunError, StateNameError, text_of
@@ -76,15 +75,8 @@ class Registry:
         if checkpoint is None:
             return False
         _check_kind(state, checkpoint)
-        file_name = state.file_name(self._rank)
-        with _explaining(state, checkpoint.path / file_name):
-            if isinstance(state, GatheredState):  # Its file has many ranks' own.
-                return state.load_from(checkpoint, self._rank)
-            if not checkpoint.has(file_name):
-                return False
-            with checkpoint.open(file_name) as file:
-                state.load_with(file, checkpoint.open)
-        return True
+        with _explaining(state, checkpoint.path / state.file_name(self._rank)):
+            return state.load_from(checkpoint, self._rank)
 
     def numbers(self) -> dict[str, float]:
         """Return all values that are numbers, the first ones of many."""

@@ -55,7 +55,7 @@ class CheckpointStore:
     def __init__(
         self, directory: str | os.PathLike[str], *, job: str, keep: int = 3
     ) -> None:
-        self.storage = storage_at(directory)
+        self.storage = storage_at(directory, is_of_replica=True)
         self.job = job
         if keep < 1:
             raise ValueError(f"keep={keep}: at least 1 checkpoint must be kept")
@@ -215,7 +215,7 @@ class CheckpointStore:
     def join(self, number: int, *, is_forced: bool = True) -> Draft:
         """Return the draft that rank 0 has begun."""
         name = checkpoint_name(number)
-        if not self.storage.has(name):
+        if not self.storage.join(name):
             raise CheckpointError(
                 f"{self._path(number)} is not there on host {socket.gethostname()}, "
                 f"but rank 0 has begun it. {MUST_BE_SHARED}"

@@ -136,8 +136,10 @@ def state_of(name: str, target: Stateful) -> StatefulState:
             return MetricState(name, target)
         return StatefulState(name, target)
     # Only here: they import torch.distributed.checkpoint.
-    from elasticrun.checkpoint.sharded.module import ShardedModuleState
-    from elasticrun.checkpoint.sharded.optimizer import ShardedOptimizerState
+    from elasticrun.checkpoint.states.dtensors import (
+        ShardedModuleState,
+        ShardedOptimizerState,
+    )
 
     if isinstance(target, nn.Module):
         return ShardedModuleState(name, target)

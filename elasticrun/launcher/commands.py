@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from elasticrun.checkpoint.events import local_directory
-from elasticrun.checkpoint.inspection.entries import (
+from elasticrun.checkpoint.inspection.listing import (
     NEWEST,
     InspectionError,
     choose_checkpoint,

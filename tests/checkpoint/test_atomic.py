@@ -308,23 +308,6 @@ def test_what_a_killed_writer_began_is_removed(tmp_path: Path) -> None:
         assert os.listdir(version.path) == ["manifest.json.draft"]
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="nothing to ask")
-def test_a_file_that_is_still_open_for_writing_is_refused(tmp_path: Path) -> None:
-    directory = AtomicDirectory(tmp_path)
-    kept = commit(directory, "good")
-    version = directory.prepare()
-    with open(version / "text", "w") as file:
-        file.write("not flushed")
-        with pytest.raises(ValueError, match="2/text is still open for writing in th"):
-            version.commit()
-    assert directory.latest() == kept
-    with directory.prepare() as version:
-        (version / "text").write_text("whole")
-        reader = open(version / "text")  # noqa: SIM115 (to read it does no harm)
-    reader.close()
-    assert directory.latest() == version.path
-
-
 def test_what_is_only_named_like_a_version_stays(tmp_path: Path) -> None:
     directory = AtomicDirectory(tmp_path, keep=1)
     mine = tmp_path / "checkpoint-20261122" / "weights.pt"

@@ -77,6 +77,7 @@ def test_other_ranks_write_into_the_same_draft(store: CheckpointStore) -> None:
     opened = other.open(1, committed.manifest.digest)
     assert opened == committed
     assert load(opened) == {"random.1": b"1", "random.0": b"0"}
+    other.release()
 
 
 def test_draft_does_not_exist_before_its_commit(store: CheckpointStore) -> None:

@@ -22,7 +22,7 @@ from elasticrun.checkpoint.draft import (
     read_checkpoint,
 )
 from elasticrun.checkpoint.files.durable import StoreUnreachableError
-from elasticrun.checkpoint.inspection.overview import find_problems
+from elasticrun.checkpoint.inspection.listing import find_problems
 from elasticrun.checkpoint.registry import Registry
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.storage import remote

@@ -251,11 +251,11 @@ BAD_CONTENT = {
             r"version that wrote it\."
         ),
     ),
-    "negative": (lambda: bad(index=-4), "is not a position: it needs"),
-    "a bool": (lambda: bad(index=True), "is not a position: it needs"),
-    "a float": (lambda: bad(index=4.0), "is not a position: it needs"),
-    "text": (lambda: bad(finished_loops="1"), "is not a position: it needs"),
-    "no flag": (lambda: bad(in_epoch=1), "is not a position: it needs"),
+    "negative": (lambda: bad(index=-4), "but must be"),
+    "a bool": (lambda: bad(index=True), "but must be"),
+    "a float": (lambda: bad(index=4.0), "but must be"),
+    "text": (lambda: bad(finished_loops="1"), "but must be"),
+    "no flag": (lambda: bad(in_epoch=1), "but must be"),
     "beyond the end": (
         lambda: bad(index=24),
         r"is at sample 24, but a loop has 20\. It was not written by this loader\.",

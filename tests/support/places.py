@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,26 @@ class Folders(LocalFileSystem):
         return super()._strip_protocol(str(path).removeprefix("folders://"))
 
 
-fsspec.register_implementation("folders", Folders, clobber=True)
+class CountedFolders(Folders):
+    """Appends the path of each file that is read to a file; each read takes a while."""
+
+    protocol = "counted"
+    VARIABLE = "COUNTED_READS"
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> str:
+        return super()._strip_protocol(str(path).removeprefix("counted://"))
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        if mode == "rb":
+            time.sleep(0.02)
+            with open(os.environ[self.VARIABLE], "a", buffering=1) as log:
+                log.write(f"{path}\n")
+        return super()._open(path, mode, **options)
+
+
+for kind in (Folders, CountedFolders):
+    fsspec.register_implementation(kind.protocol, kind, clobber=True)
 
 
 def make_place(kind: str, root: Path) -> str:

@@ -1,4 +1,9 @@
-"""Durable files, known by size and checksum: the only module that writes files."""
+"""Durable files, known by size and checksum: the only module that writes files.
+
+A file is durable once its content is on the disk (`os.fsync`) and so is its name, which
+is its folder's content (`fsync_directory`). One that replaces another is written under
+a temporary name, forced to the disk, and renamed: a crash leaves the old or the new.
+"""
 
 from __future__ import annotations
 
@@ -149,14 +154,14 @@ def read_end(path: Path, most: int) -> bytes:
         return file.read(most)
 
 
-def open_plain(path: str, flags: int) -> int:
+def open_plain(path: str, flags: int, mode: int = 0o666) -> int:
     """Open a plain file only: no link that leads elsewhere, no pipe to hang on.
 
     And none that another user has put there: it belongs to this user, to root, or to
     the owner of its folder, as all do where a file server maps users.
     """
     try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise ValueError(f"{path} is a link, not a plain file.") from error
@@ -478,6 +483,12 @@ def open_shared(path: Path) -> io.FileIO:
     """Open a file that processes share, for reading and `overwrite`; it may be new."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     return io.FileIO(open_plain(str(path), flags), "r+")
+
+
+def open_private(path: Path) -> io.BufferedRandom:
+    """Open a file of this user alone for reading and writing; it may be new."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    return open(open_plain(str(path), flags, 0o600), "r+b")
 
 
 def overwrite(file: io.FileIO, data: bytes) -> None:

@@ -7,11 +7,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
-from elasticrun.checkpoint.inspection.entries import (
+from elasticrun.checkpoint.inspection.listing import (
     NEWEST,
     InspectionError,
     choose_checkpoint,
     choose_storage,
+    list_checkpoints,
+    verify,
 )
 from elasticrun.checkpoint.storage.place import local_path
 from elasticrun.checkpoint.storage.storage import Storage
@@ -20,6 +22,7 @@ from elasticrun.replicas.environment import variables
 
 FINE, DAMAGED, COULD_NOT = 0, 1, 2
 _HELP = ("-h", "--help")
+_ACTIONS = ("list", "verify", "show", "export")
 
 _DESCRIPTION = (
     "Show the checkpoints in DIR, also while the job runs, and without a GPU. Default "
@@ -80,12 +83,11 @@ def _split(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 def _refuse_mistyped(word: str) -> None:
     """Refuse a word in the place of a directory that is rather a mistyped action."""
-    if os.sep in word or "~" in word or os.path.exists(word):
-        return
-    raise InspectionError(
-        f"{word}: there is no such directory, and no such action (they are "
-        f"{', '.join(_ACTIONS)})."
-    )
+    if not (os.sep in word or "~" in word or os.path.exists(word)):
+        raise InspectionError(
+            f"{word}: there is no such directory, and no such action (they are "
+            f"{', '.join(_ACTIONS)})."
+        )
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -95,56 +97,50 @@ def _make_parser() -> argparse.ArgumentParser:
         description=_DESCRIPTION,
     )
     actions = parser.add_subparsers(metavar="ACTION")
-    for name, (text, add_arguments, act) in _ACTIONS.items():
+
+    def add_action(
+        name: str, act: Callable[[argparse.Namespace], Iterator[str]], text: str
+    ) -> argparse.ArgumentParser:
         action = actions.add_parser(name, help=text, description=text)
-        add_arguments(action)
         action.set_defaults(act=act)
-    return parser
+        return action
 
-
-def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-
-
-def _add_verify(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    listing = add_action("list", _list, "list the checkpoints (the default)")
+    verifying = add_action(
+        "verify", _verify, "read every byte, and name what is damaged"
+    )
+    verifying.add_argument(
         "which", nargs="*", metavar="N", help="numbers of checkpoints; default: all"
     )
-
-
-def _add_show(parser: argparse.ArgumentParser) -> None:
-    _add_json(parser)
-    _add_checkpoint(parser)
-    parser.add_argument("state", nargs="?", metavar="STATE", help="only this one")
-
-
-def _add_export(parser: argparse.ArgumentParser) -> None:
-    _add_checkpoint(parser)
-    add = parser.add_argument
-    add(
+    showing = add_action(
+        "show", _show, "show what a checkpoint holds, or one state of it"
+    )
+    exporting = add_action("export", _export, "write a state as a plain file")
+    for action in (listing, showing):
+        action.add_argument("--json", action="store_true", help="one JSON object")
+    for action in (showing, exporting):
+        action.add_argument("which", metavar="N", help=f"a number, or {NEWEST!r}")
+    showing.add_argument("state", nargs="?", metavar="STATE", help="only this one")
+    exporting.add_argument(
         "target",
         metavar="OUT",
         help="the file to write; safetensors if it ends in .safetensors, else by "
         "torch.save",
     )
-    add("--state", default="model", help="the state to write; default: model")
-    add("--force", action="store_true", help="replace an existing file")
-
-
-def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    text = f"a number, {NEWEST!r}, or the path or URL of a checkpoint"
-    parser.add_argument("which", metavar="N", help=text)
+    exporting.add_argument(
+        "--state", default="model", help="the state to write; default: model"
+    )
+    exporting.add_argument(
+        "--force", action="store_true", help="replace an existing file"
+    )
+    return parser
 
 
 def _list(arguments: argparse.Namespace) -> Iterator[str]:
-    from elasticrun.checkpoint.inspection.overview import list_checkpoints
-
     return list_checkpoints(_storage(arguments), as_json=arguments.json)
 
 
 def _verify(arguments: argparse.Namespace) -> Iterator[str]:
-    from elasticrun.checkpoint.inspection.overview import verify
-
     return verify(_storage(arguments), arguments.which)
 
 
@@ -162,21 +158,7 @@ def _export(arguments: argparse.Namespace) -> Iterator[str]:
     if target.exists() and not arguments.force:
         raise InspectionError(f"{target} exists; --force replaces it")
     checkpoint = choose_checkpoint(_storage(arguments), arguments.which)
-    text = export_state(checkpoint, target, state=arguments.state)
-    yield text
-
-
-_Action = tuple[
-    str,
-    Callable[[argparse.ArgumentParser], None],
-    Callable[[argparse.Namespace], Iterator[str]],
-]
-_ACTIONS: dict[str, _Action] = {
-    "list": ("list the checkpoints (the default)", _add_json, _list),
-    "verify": ("read every byte, and name what is damaged", _add_verify, _verify),
-    "show": ("show what a checkpoint holds, or one state of it", _add_show, _show),
-    "export": ("write a state as a plain file", _add_export, _export),
-}
+    yield export_state(checkpoint, target, state=arguments.state)
 
 
 def _storage(arguments: argparse.Namespace) -> Storage:

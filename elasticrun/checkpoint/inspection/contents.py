@@ -15,8 +15,8 @@ import torch
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.files.durable import FileRecord
 from elasticrun.checkpoint.files.replacing import replace_file
-from elasticrun.checkpoint.inspection.entries import InspectionError
-from elasticrun.checkpoint.inspection.overview import (
+from elasticrun.checkpoint.inspection.listing import (
+    InspectionError,
     columns,
     manifest_values,
     position_text,
@@ -25,8 +25,7 @@ from elasticrun.checkpoint.inspection.overview import (
 )
 from elasticrun.checkpoint.states.expected import SIZES, check_values
 from elasticrun.checkpoint.states.gathered import parts_of
-from elasticrun.checkpoint.states.nested import map_leaves
-from elasticrun.checkpoint.states.numpy_scalars import plain_number
+from elasticrun.checkpoint.states.nested import map_leaves, plain_number
 from elasticrun.checkpoint.states.parameter_names import by_numbers
 from elasticrun.checkpoint.states.shards import SavedState, read_whole_state
 from elasticrun.checkpoint.states.state import has_many_ranks, state_of_file
@@ -327,7 +326,13 @@ def export_state(checkpoint: Checkpoint, target: Path, *, state: str) -> str:
 
 
 def _encode_safetensors(values: Any, name: str) -> bytes:
-    library = _import_safetensors()
+    try:
+        from safetensors.torch import save
+    except ImportError as error:
+        raise InspectionError(
+            "safetensors is not installed; pip install elasticrun[safetensors], or use "
+            "a .pt file."
+        ) from error
     is_flat = isinstance(values, Mapping) and all(
         isinstance(key, str) and isinstance(value, torch.Tensor)
         for key, value in values.items()
@@ -343,16 +348,5 @@ def _encode_safetensors(values: Any, name: str) -> bytes:
         key: each.clone(memory_format=torch.contiguous_format)
         for key, each in values.items()
     }
-    data: bytes = library.save(copies)
+    data: bytes = save(copies)
     return data
-
-
-def _import_safetensors() -> Any:
-    try:
-        from safetensors import torch as library
-    except ImportError as error:
-        raise InspectionError(
-            "safetensors is not installed; pip install elasticrun[safetensors], or use "
-            "a .pt file."
-        ) from error
-    return library

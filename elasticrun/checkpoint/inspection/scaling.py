@@ -12,7 +12,7 @@ from elasticrun.adaptive.scaling import Scaling, scaling_of
 from elasticrun.adaptive.step_time import TimedSteps
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.inspection.contents import plan_in, states_of_loaders
-from elasticrun.checkpoint.inspection.entries import InspectionError
+from elasticrun.checkpoint.inspection.listing import InspectionError
 from elasticrun.checkpoint.states.expected import STEP_TIMES, check_values
 
 _NOISE = re.compile(r"(.+\.)?noise")

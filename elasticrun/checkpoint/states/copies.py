@@ -16,8 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elasticrun.checkpoint.states.nested import find_maybe_unsafe, is_plain, map_leaves
-from elasticrun.checkpoint.states.numpy_scalars import encode_scalar
+from elasticrun.checkpoint.states.nested import (
+    encode_scalar,
+    find_maybe_unsafe,
+    is_plain,
+    map_leaves,
+)
 
 _SMALL = 1 << 16  # Bytes; a larger tensor takes longer to copy than to write down.
 _DTYPES = frozenset(

@@ -11,11 +11,12 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from elasticrun.checkpoint.draft import Checkpoint, Draft
+from elasticrun.checkpoint.draft import Draft
 from elasticrun.checkpoint.files.durable import DamagedFileError, FileRecord
 from elasticrun.checkpoint.states.state import (
     RANKS_A_FILE,
     BaseState,
+    SavedFiles,
     gathered_file_name,
     replica_file_name,
 )
@@ -40,7 +41,7 @@ class GatheredState(BaseState):
     def file_name(self, rank: int) -> str:
         return gathered_file_name(self.name, rank)
 
-    def load_from(self, checkpoint: Checkpoint, rank: int) -> bool:
+    def load_from(self, checkpoint: SavedFiles, rank: int) -> bool:
         """Load what the rank has saved, or derive it; return whether one was done."""
         saved = self._saved(checkpoint, rank)
         if rank in saved:
@@ -51,7 +52,7 @@ class GatheredState(BaseState):
             self.derive([first[each] for each in sorted(first)], rank)
         return bool(first)
 
-    def _saved(self, checkpoint: Checkpoint, rank: int) -> dict[int, bytes]:
+    def _saved(self, checkpoint: SavedFiles, rank: int) -> dict[int, bytes]:
         """Return what those ranks have saved whose file is this one's."""
         name = self.file_name(rank)
         if not checkpoint.has(name):

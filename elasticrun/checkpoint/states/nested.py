@@ -2,6 +2,10 @@
 
 A state may hold a million numbers and texts, and training waits while they are looked
 at. So lists of plain values are recognized by their types, in C.
+
+NumPy's scalars are saved as bytes that tell their type: an unpickler that executes
+nothing does not know them, and a float32 sum that came back as a Python number would
+go on in float64.
 """
 
 from __future__ import annotations
@@ -10,12 +14,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from elasticrun.errors import CheckpointError
 
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 _LARGEST_INT = 1 << 2000  # Unpicklers that execute nothing refuse larger ones.
+_MARK = b"elasticrun.numpy:"
 
 
 def map_leaves(values: Any, change: Callable[[Any], Any]) -> Any:
@@ -131,3 +137,27 @@ def leaves_by_path(values: Any) -> dict[str, Any]:
 
     map_paths(values, take)
     return leaves
+
+
+def encode_scalar(leaf: Any) -> Any:
+    """Return a scalar as bytes that tell its type; any other leaf as it is.
+
+    A record of several fields is left as it is, and so refused when it is saved.
+    """
+    if isinstance(leaf, np.generic) and not isinstance(leaf, np.void):
+        return _MARK + leaf.dtype.str.encode() + b":" + leaf.tobytes()
+    return leaf
+
+
+def decode_scalar(leaf: Any) -> Any:
+    """Return what `encode_scalar` was given."""
+    if type(leaf) is not bytes or not leaf.startswith(_MARK):
+        return leaf
+    kind, _, data = leaf.removeprefix(_MARK).partition(b":")
+    dtype = np.dtype(kind.decode())
+    return np.frombuffer(data, dtype)[0] if dtype.itemsize else dtype.type()
+
+
+def plain_number(leaf: Any) -> Any:
+    """Return a scalar as a number or a text of Python's; any other leaf as it is."""
+    return leaf.item() if isinstance(leaf, np.generic) else leaf

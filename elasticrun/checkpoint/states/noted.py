@@ -35,7 +35,6 @@ class Noted:
         self._places: tuple[tuple[Place, dict[Any, Any], int], ...] | None = ()
 
     def clear(self) -> None:
-        """Begin anew."""
         self._places = ()
 
     @property
@@ -70,7 +69,6 @@ class Noted:
 
     @property
     def places(self) -> list[Place]:
-        """Where something was noted."""
         return [place for place, _, _ in self._places or ()]
 
     def at(self, place: Place) -> dict[Any, Any]:
@@ -78,7 +76,6 @@ class Noted:
         return next((known for at, known, _ in self._places or () if at == place), {})
 
     def remember(self) -> Callable[[], None]:
-        """Return what puts back what is noted now."""
         places = self._places
 
         def put_back() -> None:
@@ -103,7 +100,6 @@ class Noted:
         )
 
     def decode(self, values: Any, *, name: str) -> None:
-        """Take what `encode` has returned."""
         try:
             exact(values)
         except ValueError:

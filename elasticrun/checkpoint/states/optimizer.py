@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from elasticrun.checkpoint.states.dtypes import SHAPED_LIKE_PARAMETER
+from elasticrun.checkpoint.states.loading import SHAPED_LIKE_PARAMETER
 from elasticrun.checkpoint.states.parameter_names import (
     ADD_GROUPS_BEFORE,
     BUILD_AS_SAVED,
@@ -79,7 +79,6 @@ class OptimizerState(StatefulState):
         return put_back
 
     def _counts(self) -> tuple[int, int, int]:
-        """Return how many groups, parameters, and states of parameters there are."""
         optimizer = self._optimizer
         groups = optimizer.param_groups
         return len(groups), _count(groups), len(optimizer.state)
@@ -93,7 +92,6 @@ class OptimizerState(StatefulState):
         return by_names(values, names)
 
     def set_values(self, values: Any) -> None:
-        """Give the optimizer a state, each parameter its own."""
         if _is_usual(values):
             check_kind(self.name, self._optimizer, values)
             values = self._in_own_order(values)

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from elasticrun.checkpoint.states.module_memory import first_of
+from elasticrun.checkpoint.states.module_watch import first_of
+from elasticrun.checkpoint.states.nested import decode_scalar, encode_scalar
 from elasticrun.checkpoint.states.noted import exact
-from elasticrun.checkpoint.states.numpy_scalars import decode_scalar, encode_scalar
 from elasticrun.checkpoint.states.stateful import local_shard
 from elasticrun.checkpoint.states.values import SHARDED_KINDS
 

@@ -193,7 +193,6 @@ class ShardReader:
         return torch.frombuffer(data, dtype=torch.uint8)
 
     def read_whole(self, path: str) -> Tensor:
-        """Return a tensor put together."""
         saved = self._saved.tensors[path]
         whole = torch.empty(saved.shape, dtype=saved.dtype)
         for number, chunk in enumerate(saved.chunks):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from elasticrun.checkpoint.storage.place import MANIFEST_NAME
 from elasticrun.errors import ElasticRunError, StateNameError
@@ -38,6 +38,14 @@ class CannotRescueError(ElasticRunError):
 
     def __init__(self, why: str, do: str = "save more often, to lose less") -> None:
         super().__init__(f"{why}: {do}")
+
+
+class SavedFiles(Protocol):
+    """The files of a checkpoint."""
+
+    def has(self, name: str) -> bool: ...
+
+    def open(self, name: str) -> BinaryIO: ...
 
 
 class BaseState(ABC):
@@ -106,6 +114,15 @@ class BaseState(ABC):
     @abstractmethod
     def load(self, fileobj: BinaryIO) -> None:
         """Read what `save` wrote, at any world size."""
+
+    def load_from(self, checkpoint: SavedFiles, rank: int) -> bool:
+        """Load what a checkpoint has for a rank; return whether it has anything."""
+        name = self.file_name(rank)
+        if not checkpoint.has(name):
+            return False
+        with checkpoint.open(name) as file:
+            self.load_with(file, checkpoint.open)
+        return True
 
     def load_with(
         self, fileobj: BinaryIO, open_file: Callable[[str], BinaryIO]

@@ -15,10 +15,13 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from elasticrun.checkpoint.states.alike import check_alike, try_rates
 from elasticrun.checkpoint.states.copies import StateCopier
-from elasticrun.checkpoint.states.dtypes import keeping_dtypes
-from elasticrun.checkpoint.states.module_memory import ModuleMemory
+from elasticrun.checkpoint.states.loading import (
+    keeping_dtypes,
+    refuse_other_kinds,
+    try_rates,
+)
+from elasticrun.checkpoint.states.module_watch import ModuleWatch
 from elasticrun.checkpoint.states.nested import map_paths
 from elasticrun.checkpoint.states.parameter_names import parameters_of
 from elasticrun.checkpoint.states.shards import OpenFile, SavedState, read_whole_state
@@ -69,7 +72,7 @@ class StatefulState(BaseState):
         self._copies = StateCopier()
         self._plain = _plain_tensors(target)
         self._memory = (
-            ModuleMemory(name, target, self.has_common_statistics)
+            ModuleWatch(name, target, self.has_common_statistics)
             if isinstance(target, nn.Module)
             else None
         )
@@ -191,7 +194,7 @@ class StatefulState(BaseState):
         self.set_values(values)
 
     def set_values(self, values: Any) -> None:
-        check_alike(self.name, self.target, values)
+        refuse_other_kinds(self.name, self.target, values)
         try:
             with keeping_dtypes(self.target):
                 self.target.load_state_dict(values)

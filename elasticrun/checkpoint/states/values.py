@@ -19,8 +19,13 @@ from torch.serialization import add_safe_globals, get_safe_globals
 from torch.utils.serialization import config
 
 from elasticrun.checkpoint.states.copies import StateCopier
-from elasticrun.checkpoint.states.nested import find_maybe_unsafe, map_leaves, map_paths
-from elasticrun.checkpoint.states.numpy_scalars import decode_scalar, encode_scalar
+from elasticrun.checkpoint.states.nested import (
+    decode_scalar,
+    encode_scalar,
+    find_maybe_unsafe,
+    map_leaves,
+    map_paths,
+)
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.errors import CheckpointError, text_of
 

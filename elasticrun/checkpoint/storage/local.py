@@ -100,7 +100,7 @@ class LocalStorage(Storage):
             return False
         return not names or DRAFT_NAME in names
 
-    def has(self, folder: str) -> bool:
+    def join(self, folder: str) -> bool:
         return self.locate(folder).is_dir()
 
     def commit(self, folder: str, manifest: bytes) -> None:

@@ -1,4 +1,12 @@
-"""The lock that keeps a second live job out of a checkpoint directory."""
+"""The lock that keeps a second live job out of a checkpoint directory.
+
+1. A start opens the file `lock`, or makes it; a link, or a file of another user, is
+   refused.
+2. It locks the open file (`F_OFD_SETLK`), waits for an owner that may be about to exit,
+   and then writes its own name into the file.
+3. Before each save it looks whether the file of that name is still the one it locked.
+4. The kernel ends the lock with the process, and forks close the file.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +55,13 @@ class DirectoryLock:
         try:
             durable.make_directory(self.directory)
             durable.check_writable(self.directory)
-            _warn_of_others_who_can_write(self.directory)
-            self._file = _wait_for(self.directory / "lock", timeout)
+            if found := find_others_who_can_write(self.directory):
+                warn_at_program(
+                    f"{found} Whoever can change a checkpoint decides what the job "
+                    "computes.",
+                    CheckpointWarning,
+                )
+            self._file = self._wait_for_lock(time.monotonic() + timeout)
         except LockedError as error:
             raise in_use_error(self.directory, error) from error
         except (OSError, ValueError) as error:
@@ -63,6 +76,15 @@ class DirectoryLock:
                 f"lose its work when it is stopped. {what_to_do}, or give the job "
                 "another one (ELASTICRUN_CHECKPOINT_DIR)."
             ) from error
+
+    def _wait_for_lock(self, deadline: float) -> io.FileIO:
+        while True:
+            try:
+                return lock_file(self.directory / "lock")
+            except LockedError:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(POLL_INTERVAL)
 
     def check(self) -> None:
         """Refuse to go on where another process may have taken the directory.
@@ -126,14 +148,6 @@ def in_use_error(place: Place, owner: object) -> CheckpointError:
     )
 
 
-def _warn_of_others_who_can_write(directory: Path) -> None:
-    if found := find_others_who_can_write(directory):
-        warn_at_program(
-            f"{found} Whoever can change a checkpoint decides what the job computes.",
-            CheckpointWarning,
-        )
-
-
 def find_others_who_can_write(directory: Path) -> str:
     """Return who else can write to a directory, and what ends that; or nothing."""
     status = os.stat(directory)
@@ -164,17 +178,6 @@ def _group_name(group: int) -> str:
         return grp.getgrgid(group).gr_name
     except KeyError:
         return str(group)
-
-
-def _wait_for(path: Path, timeout: float) -> io.FileIO:
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            return lock_file(path)
-        except LockedError:
-            if time.monotonic() >= deadline:
-                raise
-        time.sleep(POLL_INTERVAL)
 
 
 def lock_file(path: Path, *, is_shared: bool = False) -> io.FileIO:

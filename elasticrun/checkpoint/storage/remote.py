@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import hashlib
 import os
 import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from elasticrun.checkpoint.files import durable
 from elasticrun.checkpoint.files.durable import (
+    TEMPORARY_SUFFIX,
+    DamagedFileError,
     FileRecord,
     StoreUnreachableError,
     check_small,
     compare,
     missing_error,
 )
+from elasticrun.checkpoint.states.state import state_of_file
 from elasticrun.checkpoint.storage.claim import (
     OF_CHECKPOINTS,
     ClaimTiming,
@@ -33,10 +41,7 @@ from elasticrun.checkpoint.storage.place import (
     RemotePath,
     parse_place,
 )
-from elasticrun.checkpoint.storage.storage import (
-    Storage,
-    not_ours_error,
-)
+from elasticrun.checkpoint.storage.storage import Storage, not_ours_error
 from elasticrun.errors import CheckpointError
 
 _LIST_SECONDS = 10.0
@@ -47,10 +52,15 @@ class RemoteStorage(Storage):
     """Objects below a URL, each put whole; the manifest of a checkpoint last."""
 
     def __init__(
-        self, objects: Objects, *, timing: ClaimTiming = OF_CHECKPOINTS
+        self,
+        objects: Objects,
+        *,
+        timing: ClaimTiming = OF_CHECKPOINTS,
+        is_of_replica: bool = False,
     ) -> None:
         self._objects = objects
         self._claim = StoreClaim(objects, timing=timing)
+        self._downloads = Downloads(objects.place) if is_of_replica else None
 
     @property
     def place(self) -> RemotePath:
@@ -71,6 +81,7 @@ class RemoteStorage(Storage):
             ) from error
 
     def release(self) -> None:
+        self._forget_downloads()
         self._claim.release()
 
     def find_owner(self) -> OwnerProcess | None:
@@ -105,6 +116,7 @@ class RemoteStorage(Storage):
         self._objects.put(name, data)
 
     def begin(self, folder: str) -> None:
+        self._forget_downloads()
         self._claim.begin(folder)
         if self._objects.list(folder):
             if not self.is_draft(folder):
@@ -115,8 +127,9 @@ class RemoteStorage(Storage):
     def is_draft(self, folder: str) -> bool:
         return self._objects.find_size(f"{folder}/{DRAFT_NAME}") is not None
 
-    def has(self, folder: str) -> bool:
+    def join(self, folder: str) -> bool:
         del folder
+        self._forget_downloads()
         return True  # There are no folders. The commit looks for each file.
 
     def commit(self, folder: str, manifest: bytes) -> None:
@@ -146,16 +159,29 @@ class RemoteStorage(Storage):
         return self.write(folder, record.name, lambda file: file.writelines(blocks))
 
     def verify(self, folder: str, record: FileRecord) -> None:
+        # What all replicas load this one will load, too; not the shards of others.
+        if self._downloads is not None and state_of_file(record.name) == record.name:
+            blocks = partial(self._checked_blocks, folder, record)
+            self._downloads.open(folder, record, blocks, is_anew=True).close()
+            return
         for _ in self._checked_blocks(folder, record):
             pass
 
     def open_checked(self, folder: str, record: FileRecord) -> BinaryIO:
+        blocks = partial(self._checked_blocks, folder, record)
+        if self._downloads is not None:
+            return self._downloads.open(folder, record, blocks)
         with ExitStack() as closed_on_error:
             file = closed_on_error.enter_context(tempfile.TemporaryFile())
-            file.writelines(self._checked_blocks(folder, record))
+            file.writelines(blocks())
             file.seek(0)
             closed_on_error.pop_all()
         return cast(BinaryIO, file)
+
+    def _forget_downloads(self) -> None:
+        """Remove them at a save: by then each replica has loaded what it needs."""
+        if self._downloads is not None:
+            self._downloads.clear()
 
     def find_sizes(self, folder: str, names: Iterable[str]) -> dict[str, int | None]:
         listed = self._objects.list(folder)
@@ -181,8 +207,93 @@ class RemoteStorage(Storage):
         compare(place, record, size=size, crc32=crc32)
 
 
+class Downloads:
+    """Objects in files of this machine, which its replicas share: each is read once.
+
+    1. Whoever needs an object looks for its file, and checks that.
+    2. If there is none, it locks a temporary file; the others wait for the lock.
+    3. It downloads and checks the object, and gives the file its name.
+
+    What a killed job leaves serves the next start, or goes if that needs another
+    checkpoint.
+    """
+
+    def __init__(self, place: RemotePath) -> None:
+        digest = hashlib.sha256(str(place).encode()).hexdigest()[:16]
+        self._prefix = f"elasticrun-{os.geteuid()}-{digest}."
+        self._folder: str | None = None  # Of what was opened last.
+
+    def open(
+        self,
+        folder: str,
+        record: FileRecord,
+        blocks: Callable[[], Iterator[bytes]],
+        *,
+        is_anew: bool = False,
+    ) -> BinaryIO:
+        """Open an object's file for reading.
+
+        Args:
+            blocks: Downloads the object piece by piece, and checks it.
+            is_anew: Whether to download it though there may be a file.
+        """
+        stem = f"{self._prefix}{folder}."
+        if folder != self._folder:
+            self._remove(but=stem)
+            self._folder = folder
+        path = Path(tempfile.gettempdir(), f"{stem}{record.name}")
+        wanted = None if is_anew else record
+        try:
+            return _open_or_download(path, wanted, blocks)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+        self._remove()  # There may be room for this one alone.
+        return _open_or_download(path, wanted, blocks)
+
+    def clear(self) -> None:
+        """Remove the files; whoever has one open may read on."""
+        if self._folder is not None:
+            self._remove()
+            self._folder = None
+
+    def _remove(self, *, but: str = "/") -> None:
+        for path in Path(tempfile.gettempdir()).glob(f"{self._prefix}*"):
+            if not path.name.startswith(but):
+                path.unlink(missing_ok=True)
+
+
+def _open_or_download(
+    path: Path, wanted: FileRecord | None, blocks: Callable[[], Iterator[bytes]]
+) -> BinaryIO:
+    # A file may be of another job, which had a checkpoint of this number, too.
+    if wanted is not None:
+        with suppress(DamagedFileError):
+            return durable.open_checked(path, wanted)
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    with ExitStack() as closed_on_error:
+        file = closed_on_error.enter_context(durable.open_private(temporary))
+        fcntl.flock(file, fcntl.LOCK_EX)
+        # Explicitly, since a forked worker that has the file open would keep the lock.
+        closed_on_error.callback(fcntl.flock, file, fcntl.LOCK_UN)
+        if wanted is not None:
+            with suppress(DamagedFileError):  # Another replica has been faster.
+                return durable.open_checked(path, wanted)
+        file.truncate()
+        file.writelines(blocks())
+        file.seek(0)
+        with suppress(FileNotFoundError):  # A save has begun, and removed it.
+            durable.move_over(temporary, path)
+        fcntl.flock(file, fcntl.LOCK_UN)
+        closed_on_error.pop_all()
+    return file
+
+
 def storage_at(
-    path: str | os.PathLike[str], *, timing: ClaimTiming = OF_CHECKPOINTS
+    path: str | os.PathLike[str],
+    *,
+    timing: ClaimTiming = OF_CHECKPOINTS,
+    is_of_replica: bool = False,
 ) -> Storage:
     """Return the storage for a directory's path or an object store's URL.
 
@@ -190,8 +301,10 @@ def storage_at(
 
     Args:
         timing: Of the claim on a store; a directory has a lock.
+        is_of_replica: Whether others on this machine load the same from a store.
     """
     place = parse_place(path)
     if isinstance(place, Path):
         return LocalStorage(place)
-    return RemoteStorage(open_objects(place), timing=timing)
+    objects = open_objects(place)
+    return RemoteStorage(objects, timing=timing, is_of_replica=is_of_replica)

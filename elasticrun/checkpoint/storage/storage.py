@@ -80,8 +80,8 @@ class Storage(ABC):
         """Return whether a folder was begun, or is being removed, by elasticrun."""
 
     @abstractmethod
-    def has(self, folder: str) -> bool:
-        """Return whether there is a folder, as far as this storage knows folders."""
+    def join(self, folder: str) -> bool:
+        """Return whether a draft that another replica has begun is to be seen here."""
 
     @abstractmethod
     def commit(self, folder: str, manifest: bytes) -> None:

@@ -20,7 +20,7 @@ from elasticrun.checkpoint.events import (
     name_in,
     read_events,
 )
-from elasticrun.checkpoint.inspection.entries import (
+from elasticrun.checkpoint.inspection.listing import (
     InspectionError,
     choose_storage,
     owner_of,

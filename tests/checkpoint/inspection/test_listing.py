@@ -64,24 +64,14 @@ def test_listing_needs_neither_torch_nor_numpy(tmp_path: Path) -> None:
     assert finished.stdout.splitlines()[-2:] == ["1  good", "[]"]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["list"],
-        ["verify"],
-        pytest.param(["show", "1", "model"], marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_a_reader_who_has_seen_enough_is_no_error(
-    tmp_path: Path, words: list[str]
-) -> None:
+@pytest.mark.parametrize("action", ["list", "verify"])
+def test_a_reader_who_has_seen_enough_is_no_error(tmp_path: Path, action: str) -> None:
     save_some(tmp_path, 0.5, 0.25)
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "wb") as output:
         ended = subprocess.run(
-            [sys.executable, "-m", "elasticrun", "checkpoints", tmp_path, *words],
+            [sys.executable, "-m", "elasticrun", "checkpoints", tmp_path, action],
             stdout=output,
             stderr=subprocess.PIPE,
             check=False,

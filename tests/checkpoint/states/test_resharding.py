@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from elasticrun.checkpoint.sharded.layout import Layout, describe, fill, make_layout
-from elasticrun.checkpoint.sharded.module import ShardedModuleState
+from elasticrun.checkpoint.states.dtensors import ShardedModuleState
+from elasticrun.checkpoint.states.layout import Layout, describe, fill, make_layout
 from elasticrun.checkpoint.states.shards import SavedState, ShardReader
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.bool]

@@ -21,7 +21,7 @@ _CHANGE_LATER = "change them behind optimizer.step(), not in the forward pass"
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-class ModuleMemory:
+class ModuleWatch:
     """A module's parameters and buffers as they were at a boundary.
 
     Parameters change when an optimizer steps, so of these only what a look at them sees

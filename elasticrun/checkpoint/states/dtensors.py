@@ -1,4 +1,4 @@
-"""Sharded modules: saved by all replicas, loaded at any world size."""
+"""Modules and optimizers of DTensors: all replicas save them, for any world size."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import torch
-from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, empty
+from torch.optim import Optimizer
 
-from elasticrun.checkpoint.sharded.layout import (
+from elasticrun.checkpoint.states.layout import (
     Description,
     Layout,
     TensorSource,
@@ -21,6 +22,18 @@ from elasticrun.checkpoint.sharded.layout import (
     make_layout,
 )
 from elasticrun.checkpoint.states.nested import leaves_by_path, map_paths
+from elasticrun.checkpoint.states.optimizer import (
+    check_entries,
+    check_kind,
+    modules_among,
+)
+from elasticrun.checkpoint.states.parameter_names import (
+    by_names,
+    by_numbers,
+    find_names,
+    has_names,
+    in_groups,
+)
 from elasticrun.checkpoint.states.shards import Chunk, OpenFile, SavedState, ShardReader
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.states.stateful import StatefulState
@@ -136,16 +149,17 @@ class ShardedModuleState(ShardedState):
         def place(path: str, leaf: Any) -> Any:
             own = current.get(path)
             source = saved.tensors.get(path, leaf)
-            if path not in saved.tensors and not (
-                isinstance(leaf, Tensor) and isinstance(own, DTensor)
-            ):
+            # What is whole in the file and here is loaded as in any module.
+            is_whole = path not in saved.tensors and not isinstance(own, DTensor)
+            if is_whole or not isinstance(source, TensorSource):
                 return leaf
             if own is None:  # The module says that it does not know it.
                 return torch.empty(source.shape, device="meta")
-            shapes = list(source.shape), list(own.shape)
-            if shapes[0] != shapes[1]:
-                misfits.append(f"{path} is {shapes[0]}, here {shapes[1]}")
+            if source.shape != own.shape:
+                shapes = f"{list(source.shape)}, here {list(own.shape)}"
+                misfits.append(f"{path} is {shapes}")
                 return leaf
+            # A shard is filled in place; what is whole here alone, in a new tensor.
             if not isinstance(own, DTensor):
                 own = torch.empty(source.shape, dtype=source.dtype)
             sources[path], targets[path] = source, own
@@ -161,6 +175,75 @@ class ShardedModuleState(ShardedState):
             )
         fill(targets, sources, reader)
         self.set_values(values)
+
+
+class ShardedOptimizerState(ShardedState):
+    """An optimizer of parameters that are DTensors.
+
+    Saved under the names that these have in registered modules.
+    """
+
+    def __init__(self, name: str, target: Optimizer) -> None:
+        super().__init__(name, target)
+        self._optimizer = target
+        self._modules: list[tuple[str, nn.Module]] = []
+        self._parameters: dict[str, Tensor] = {}
+
+    def note_states(self, states: Iterable[BaseState]) -> None:
+        self._modules = modules_among(states)
+        self._find_names()
+
+    def _find_names(self) -> None:
+        self._parameters = find_names(self.name, self._optimizer, self._modules)
+
+    def current_values(self) -> Any:
+        self._find_names()  # `add_param_group` may have been called since.
+        return by_names(self._optimizer.state_dict(), list(self._parameters))
+
+    def set_saved(self, saved: SavedState, reader: ShardReader) -> None:
+        self._find_names()
+        check_kind(self.name, self._optimizer, saved.values)
+        if not has_names(saved.values):  # It was saved by a program without shards.
+            saved = SavedState(by_names(saved.values, list(self._parameters)), {})
+        targets: dict[str, Tensor] = {}
+        sources: dict[str, TensorSource] = {}
+
+        def place(path: str, leaf: Any) -> Any:
+            source = saved.tensors.get(path, leaf)
+            parameter = self._parameter_of(path)
+            if (
+                isinstance(source, TensorSource)
+                and isinstance(parameter, DTensor)
+                and parameter.shape == source.shape != ()
+            ):
+                targets[path] = torch.empty_like(parameter, dtype=source.dtype)
+            elif path in saved.tensors:
+                targets[path] = _replicated(saved.tensors[path], parameter)
+            else:
+                return leaf
+            sources[path] = source
+            return targets[path]
+
+        values = map_paths(saved.values, place)
+        fill(targets, sources, reader)
+        values = by_numbers(values, in_groups(self._parameters, self._optimizer))
+        check_entries(self.name, self._optimizer, values, list(self._parameters))
+        self.set_values(values)
+
+    def _parameter_of(self, path: str) -> Tensor | None:
+        """Return the parameter that `state.model.0.weight.exp_avg`, say, is of."""
+        parts = path.split(".")
+        if parts[0] != "state":
+            return None
+        names = (".".join(parts[1:end]) for end in range(len(parts), 1, -1))
+        return next((self._parameters[n] for n in names if n in self._parameters), None)
+
+
+def _replicated(source: TensorSource, parameter: Tensor | None) -> Tensor:
+    """Return a tensor that is whole on every replica, for one unlike its parameter."""
+    if not isinstance(parameter, DTensor):
+        return torch.empty(source.shape, dtype=source.dtype)
+    return empty(source.shape, dtype=source.dtype, device_mesh=parameter.device_mesh)
 
 
 class _Chunks(BaseState):

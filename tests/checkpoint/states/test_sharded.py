@@ -25,8 +25,10 @@ from elasticrun import (
     save_all_states,
 )
 from elasticrun.check.replica.fields import fields_of_state
-from elasticrun.checkpoint.sharded.module import ShardedModuleState
-from elasticrun.checkpoint.sharded.optimizer import ShardedOptimizerState
+from elasticrun.checkpoint.states.dtensors import (
+    ShardedModuleState,
+    ShardedOptimizerState,
+)
 from elasticrun.checkpoint.states.shards import SavedState
 from elasticrun.checkpoint.states.stateful import StatefulState, local_shard
 from elasticrun.checkpoint.states.values import load_values

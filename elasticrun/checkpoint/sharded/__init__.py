@@ -1,1 +1,0 @@
-"""States that are split over the replicas."""
