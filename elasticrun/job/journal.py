@@ -64,7 +64,11 @@ class Journal:
     def entry(
         self, states: Iterable[BaseState], *, is_complete: bool
     ) -> tuple[str, int]:
-        """Return what `write` takes, for a boundary whose states were remembered."""
+        """Return what `write` takes, for a boundary whose states were remembered.
+
+        Args:
+            states: Those that may have a part of sums.
+        """
         self._note(self._generators.seen)
         parts = {
             state.name: part

@@ -46,7 +46,7 @@ class Progress:
     def position(self) -> Position:
         """The position to save; during replay still the one to resume at."""
         resume = self._resume  # Read once: other threads ask, too.
-        return replace(self._here, index=self.index) if resume is None else resume
+        return self._here.at(self.index) if resume is None else resume
 
     @property
     def is_replaying(self) -> bool:

@@ -16,7 +16,6 @@ record these where the others can read them (job/journal.py).
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -36,13 +35,10 @@ from elasticrun.saving.saver import Saver
 
 logger = Logger(__name__)
 
-_MOST_SECONDS = 50e-6  # That a boundary may take for it, or this part of a step.
-_MOST_OF_STEP = 0.01
-_NUM_WARM_UP = 20
-_NUM_MEASURED = 50
 _MOST_WAITED = 10.0  # For what other survivors offer.
 _LOSS_SECONDS = 0.5  # Until it is known that another replica has died.
 _LOOK_SECONDS = 0.005
+_GRADIENTS_WAIT = str(CannotRescueError("gradients wait for a step"))
 
 
 class Kept(NamedTuple):
@@ -71,14 +67,14 @@ class Rescue:
         has_lost: Whether another replica is known to have died.
         gpu: Where the states are; None on the CPU.
         grace: Seconds that all of it may take.
-        may_cost: Whether to go on where boundaries take too long for it.
+        may_cost: Whether to go on where it costs too much to wait for a GPU.
 
     Attributes:
         num_steps: How often an optimizer has stepped, or what else changes in a step.
         outcome: What this replica has saved, for people; empty if it has not.
         why_not: Why a death costs what was trained since the last checkpoint, and what
             to do, for people; empty if it does not. Any thread.
-        is_off: Whether steps are too short for what boundaries cost; any thread.
+        is_off: Whether steps are too short to wait for a GPU in them; any thread.
     """
 
     def __init__(
@@ -110,10 +106,10 @@ class Rescue:
         self._steps_at = -1  # As of the boundaries that are kept.
         self._kept: list[Kept] = []  # The first one since the last step, and the last.
         self._why_none = ""  # Why none is kept, if so.
-        self._cost = _Cost()
         self.is_off = False
         self._has_explained = False
-        self._known: set[str] = set()  # The states that could be remembered once.
+        self._known: list[str] = []  # The states that could be remembered once,
+        self._with_parts: list[BaseState] = []  # and those that may have a part of sums.
         self.outcome = self.why_not = ""
 
     @property
@@ -131,10 +127,9 @@ class Rescue:
         """
         if self.is_off:
             return
-        self._cost.begin()
         if self.num_steps != self._steps_at:
             self._kept, self._steps_at = [], self.num_steps
-            self._why_none = str(CannotRescueError("gradients wait for a step"))
+            self._why_none = _GRADIENTS_WAIT
         del self._kept[1:]
         try:
             if is_whole:
@@ -143,9 +138,8 @@ class Rescue:
         except (CannotRescueError, RecordTooLargeError) as error:
             self._forget(str(error))
         self._num_reduced = 0
-        done_at = None if self._gpu is None else self._gpu.take_done_at()
-        if self._cost.is_too_much(done_at) and not self._may_cost:
-            self._turn_off()
+        if self._gpu is not None and self._gpu.pass_boundary() and not self._may_cost:
+            self._turn_off(self._gpu)
 
     def note_step(self) -> None:
         """Note that an optimizer is about to step."""
@@ -179,14 +173,17 @@ class Rescue:
 
     def _keep(self, number: int, position: Position) -> Kept:
         states = list(self._states)
-        put_back = []
-        for state in states:
-            is_new = state.name not in self._known
-            put_back.append((state, remember(state, is_new=is_new)))
-            if is_new:
-                self._known.add(state.name)
+        names = [state.name for state in states]
+        if names != self._known:  # Some were registered, or have ended, since.
+            for state in states:
+                if state.name not in self._known:
+                    remember(state, is_new=True)
+            self._known = names
+            self._with_parts = [each for each in states if _may_have_part(each)]
+        put_back = [(state, remember(state)) for state in states]
         mark = None if self._gpu is None else self._gpu.mark()
-        entry = self._journal.entry(states, is_complete=self._num_reduced > 0)
+        is_complete = self._num_reduced > 0
+        entry = self._journal.entry(self._with_parts, is_complete=is_complete)
         return Kept(number, position, put_back, mark, entry)
 
     def _write(self) -> None:
@@ -204,19 +201,11 @@ class Rescue:
                     why,
                 )
 
-    def _turn_off(self) -> None:
-        took = f"{self._cost.microseconds:.0f} microseconds"
-        if self._gpu is None:
-            costs = {}
-            for state in self._states:
-                begun = time.perf_counter()
-                remember(state)
-                costs[state.name] = time.perf_counter() - begun
-            dearest = max(costs, key=costs.__getitem__)
-            what = f"to copy all takes {took}, most of it {dearest!r}"
-        else:
-            what = f"a GPU that is waited for may then have no work for {took}"
-        self._forget(f"{what}, which is more than 1 % of a step")
+    def _turn_off(self, gpu: GpuWork) -> None:
+        self._forget(
+            f"a GPU that is waited for may then have no work for {gpu.idle * 1e6:.0f} "
+            "microseconds, which is more than 1 % of a step"
+        )
         self.why_not = "steps are too short (set ELASTICRUN_RESCUE=always)"
         self.is_off = True
 
@@ -430,6 +419,10 @@ def remember(state: BaseState, *, is_new: bool = False) -> Callable[[], None]:
     return put_back_values
 
 
+def _may_have_part(state: BaseState) -> bool:
+    return type(state).own_part is not BaseState.own_part
+
+
 def _check_can_be_alone(state: BaseState) -> None:
     """Refuse a state of which each replica has its own, or that all save together."""
     is_own = state.is_per_replica and not isinstance(state, Generators)
@@ -446,41 +439,3 @@ def _is_summing(number: int, told: Iterable[Told], *, but: set[str]) -> bool:
         for each in told
     )
 
-
-class _Cost:
-    """Measures what boundaries take for it, and steps.
-
-    Of boundaries the processor time: on a busy machine others interrupt them, too.
-    """
-
-    def __init__(self) -> None:
-        self._spent: list[float] = []
-        self._gaps: list[float] = []
-        self._begun = self._ended = 0.0
-        self._is_measuring = True
-        self.microseconds = 0.0
-
-    def begin(self) -> None:
-        """Note that a boundary begins."""
-        if self._is_measuring:
-            self._gaps.append(time.perf_counter() - self._ended)
-            self._begun = time.thread_time()
-
-    def is_too_much(self, done_at: float | None) -> bool:
-        """Return, after some boundaries, whether the median is more than it may be.
-
-        Args:
-            done_at: Since when a GPU that was waited for has had no work, if so.
-        """
-        if not self._is_measuring:
-            return False
-        self._ended = time.perf_counter()
-        spent = time.thread_time() - self._begun
-        self._spent.append(spent if done_at is None else self._ended - done_at)
-        if len(self._spent) < _NUM_WARM_UP + _NUM_MEASURED:
-            return False
-        self._is_measuring = False
-        spent = statistics.median(self._spent[_NUM_WARM_UP:])
-        gap = statistics.median(self._gaps[_NUM_WARM_UP:])
-        self.microseconds = spent * 1e6
-        return spent > max(_MOST_SECONDS, _MOST_OF_STEP * gap)

@@ -169,7 +169,7 @@ class CheckedBoundary(Boundary):
             os.kill(os.getpid(), signal.SIGKILL)
         place = self._job.next_place()
         if self._job.recorder is not None:
-            is_put_off = any(reason() for reason in self._reasons)
+            is_put_off = self.is_waiting
             self._job.recorder.note("boundary", place=place, is_put_off=is_put_off)
         if place == self._plan.until:
             self._job.note("stop")

@@ -29,7 +29,8 @@ from elasticrun.checkpoint.states.stateful import local_shard
 from elasticrun.checkpoint.states.values import SHARDED_KINDS
 
 _MOST_COPIED = 1 << 10  # Elements of a tensor or an array; most that count are small.
-_MOST_VALUES = 1 << 14  # In one container, if not all of them are plain.
+_MOST_VALUES = 1 << 14  # In one container, if not all of them are plain,
+_MOST_PLAIN = 1 << 16  # or if they are: they are copied at each boundary.
 _LARGEST_INT = 1 << 2000  # In a form: unpicklers that execute nothing refuse others.
 _DEEPEST = 32  # Deeper values may contain themselves.
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
@@ -312,8 +313,13 @@ def _remember(value: Any, depth: int, tensors: list[_Tensor] | None = None) -> A
     kind = type(value)
     if kind in _PLAIN:
         return value
-    if kind is list and _PLAIN.issuperset(map(type, value)):  # As most are, of a state.
+    if kind in (list, dict) and len(value) > _MOST_PLAIN:
+        return _Unknown(kind)
+    # As most are, of a state; and this is done at each boundary.
+    if kind is list and _PLAIN.issuperset(map(type, value)):
         return _Container(kind, value[:], value)
+    if kind is dict and _PLAIN.issuperset(map(type, value.values())):
+        return _Container(kind, value.copy(), value)
     if depth < _DEEPEST and _is_container(kind):
         parts = _parts_of(value)
         if kind in (set, frozenset):
