@@ -93,8 +93,8 @@ def init(
             ELASTICRUN_ASYNC_SAVE, or True.
         rescue: Whether a survivor saves the last boundary when another replica dies,
             for which each one remembers its states, and on GPUs waits for its
-            gradients. If that takes more than 50 microseconds and 1 % of a step, it is
-            left out, and a line in the log says so; "always" does it all the same.
+            gradients. If a GPU then has no work in more than 1 % of a step, it is left
+            out, and a line in the log says so; "always" does it all the same.
             Default: ELASTICRUN_RESCUE ("on", "off", "always"), or True.
         trust_pickle: Names of states (of `register` and `Variables`) that may hold any
             object. Loading them executes whatever is in their files, so trust all who

@@ -109,7 +109,9 @@ class Rescue:
         self.is_off = False
         self._has_explained = False
         self._known: list[str] = []  # The states that could be remembered once,
-        self._with_parts: list[BaseState] = []  # and those that may have a part of sums.
+        self._with_parts: list[
+            BaseState
+        ] = []  # and those that may have a part of sums.
         self.outcome = self.why_not = ""
 
     @property
@@ -438,4 +440,3 @@ def _is_summing(number: int, told: Iterable[Told], *, but: set[str]) -> bool:
         or any(e.parts.keys() - but for n, e in each.entries.items() if n <= number)
         for each in told
     )
-
