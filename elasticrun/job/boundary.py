@@ -160,10 +160,9 @@ class Boundary:
         """
         if self.exit_code is not None:
             self.check_not_stopped()
-        is_waiting = self.is_waiting
         if self.remember is not None:  # First: the gate may say that a replica is gone.
             number, position = self._gate.number + 1, self._progress.position
-            self.remember(number, position, not is_waiting)
+            self.remember(number, position, not self.is_waiting)
         decision = self._gate.arrive()
         if self._gate.number == 1 and self._saver is not None:
             self._saver.prepare()  # Now that an optimizer has its state.
@@ -173,7 +172,7 @@ class Boundary:
             self._schedule.note_epoch(self._gate.number)
         is_due = self._gate.number >= self._schedule.due_at
         if decision is not None or is_due or self._put_off is not None:
-            self._act(decision, is_waiting=is_waiting)
+            self._act(decision)
 
     def save_at_next(self) -> None:
         """Let the next boundary save, also if that is not due. Collective."""
@@ -221,12 +220,12 @@ class Boundary:
         self._saver.finish()  # So that the save comes right after the decision.
         return self._decider()
 
-    def _act(self, decision: Decision | None, *, is_waiting: bool) -> None:
+    def _act(self, decision: Decision | None) -> None:
         """Do what is agreed on, or the save that is due, or put it off once more."""
         # A stop goes before a save that was put off.
         if self._put_off is not None and (decision is None or decision.kind != STOP):
             decision = self._put_off
-        if is_waiting and self._may_put_off():
+        if self.is_waiting and self._may_put_off():
             self._put_off = decision
             return
         self._num_put_off, self._put_off = 0, None

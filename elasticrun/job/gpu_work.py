@@ -100,7 +100,8 @@ class GpuWork:
         self._boundary_at = now
         if len(self._measured) < _NUM_WARM_UP + _NUM_MEASURED:
             return False
-        idle, step = map(statistics.median, zip(*self._measured[_NUM_WARM_UP:]))
+        measured = zip(*self._measured[_NUM_WARM_UP:], strict=True)
+        idle, step = map(statistics.median, measured)
         return idle > _MOST_IDLE * step
 
     def mark(self) -> Mark:

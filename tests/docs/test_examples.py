@@ -198,8 +198,8 @@ def test_readme_shows_what_the_terminal_shows(tmp_path: Path) -> None:
     command = command.replace("/tmp/digits", str(tmp_path / "digits"))
     command += " --epochs 2000"  # It must not end before it is killed and stopped.
     log = tmp_path / "log"
-    # A kill between a step and its sums is not rescued, and a slow machine's checkpoints
-    # by time would have other numbers.
+    # A kill between a step and its sums is not rescued, and a slow machine's
+    # checkpoints by time would have other numbers.
     settings = {"ELASTICRUN_RESCUE": "off", "ELASTICRUN_SAVE_INTERVAL": "off"}
     with log.open("w") as output:
         launcher = subprocess.Popen(

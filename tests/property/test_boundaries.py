@@ -89,16 +89,19 @@ def test_each_boundary_comes_back_as_it_was_or_is_refused(
         for name in names:
             undone[name]()
         if drawn.random() < 0.5:  # Else training goes on, to the next boundary.
-            for put_back in back:
-                put_back()
+            put_all_back(back)
             assert saved(states) == before, names
 
     back = [remember(state) for state in states]
     undone[drawn.choice([*undone])]()
     [*refused.values()][number]()
     with pytest.raises(CannotRescueError):
-        for put_back in back:
-            put_back()
+        put_all_back(back)
+
+
+def put_all_back(back: list[Callable[[], None]]) -> None:
+    for each in back:
+        each()
 
 
 def test_all_that_is_refused_is_tried(job: Job) -> None:

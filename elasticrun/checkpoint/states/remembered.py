@@ -313,19 +313,14 @@ def _remember(value: Any, depth: int, tensors: list[_Tensor] | None = None) -> A
     kind = type(value)
     if kind in _PLAIN:
         return value
-    if kind in (list, dict) and len(value) > _MOST_PLAIN:
-        return _Unknown(kind)
-    # As most are, of a state; and this is done at each boundary.
-    if kind is list and _PLAIN.issuperset(map(type, value)):
+    if kind is list and _are_plain(value):  # As most are, of a state.
         return _Container(kind, value[:], value)
-    if kind is dict and _PLAIN.issuperset(map(type, value.values())):
-        return _Container(kind, value.copy(), value)
     if depth < _DEEPEST and _is_container(kind):
         parts = _parts_of(value)
         if kind in (set, frozenset):
             if all(map(_is_fixed, parts)):
                 return _Container(kind, parts, value)
-        elif type(parts) is list and _PLAIN.issuperset(map(type, parts)):
+        elif type(parts) is list and _are_plain(parts):
             return _Container(kind, parts, value)
         elif len(parts) <= _MOST_VALUES:
             return _Container(kind, _remember_all(parts, depth + 1, tensors), value)
@@ -334,6 +329,10 @@ def _remember(value: Any, depth: int, tensors: list[_Tensor] | None = None) -> A
     if kind is np.ndarray and value.size <= _MOST_COPIED and not value.dtype.hasobject:
         return _Array(value.copy(), value)
     return value if _is_fixed(value) else _Unknown(kind)
+
+
+def _are_plain(values: list[Any]) -> bool:
+    return len(values) <= _MOST_PLAIN and _PLAIN.issuperset(map(type, values))
 
 
 def _remember_tensor(value: torch.Tensor, tensors: list[_Tensor] | None) -> _Node:
