@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elasticrun.adaptive.decision import next_size
+from elasticrun.adaptive.goodput import next_size
 from elasticrun.data.fingerprint import LoaderState
 from elasticrun.data.step_times import StepTimes
 from elasticrun.errors import ElasticRunError, LoopOrderError

@@ -15,7 +15,7 @@ from elasticrun.data.order.loop_orders import STREAMS, SampleOrder
 from elasticrun.data.step_times import StepTimes
 from elasticrun.errors import CheckpointError
 from elasticrun.job.current import current_job
-from elasticrun.job.cursor import Cursor
+from elasticrun.job.loop import Cursor
 from elasticrun.logger import Logger
 
 logger = Logger(__name__)

@@ -72,8 +72,8 @@ from elasticrun.data.workers.lanes import reader_of_lanes
 from elasticrun.data.workers.reader import BatchReader, reader_of
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import current_job
-from elasticrun.job.epochs import whole_number
 from elasticrun.job.loop import NOTHING, LoopStart, MicroBatch
+from elasticrun.job.remaining import whole_number
 from elasticrun.job.trace import Trace
 from elasticrun.logger import Logger
 

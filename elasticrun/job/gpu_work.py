@@ -102,7 +102,7 @@ class GpuWork:
             return False
         measured = zip(*self._measured[_NUM_WARM_UP:], strict=True)
         idle, step = map(statistics.median, measured)
-        return idle > _MOST_IDLE * step
+        return bool(idle > _MOST_IDLE * step)
 
     def mark(self) -> Mark:
         """Return where the current stream is.

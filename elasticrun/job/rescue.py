@@ -322,32 +322,31 @@ class Rescue:
         of_first = {
             state.name for state in self._states if state.has_parts_on_first_rank_only
         }
-        lacking = []
-        for rank in range(self._world_size):
+
+        def is_known(rank: int) -> bool:
+            # On another machine: nothing of its record can be read here. What it gave
+            # to a complete step is in the gradients; a part of a sum is lost.
             if rank not in told:
-                # On another machine: nothing of its record can be read here. What it
-                # gave to a complete step is in the gradients; a part of a sum is lost.
                 but = of_first if rank else set()
-                is_summing = _is_summing(number, told.values(), but=but)
-                is_known = is_complete and not is_summing
-            elif number in told[rank].entries:
-                # It came to the boundary, and recorded what it had there.
-                is_known = told[rank].entries[number].cell >= 0
-            else:
-                # It died in front of it. What it gave to a complete step is in the
-                # gradients of all; and if it has drawn and added up just what the
-                # others had there, it would have done nothing more on its way.
-                own = told[rank].next
-                is_known = (
-                    own is not None
-                    and own.cell >= 0
-                    and is_complete
-                    and all(own.is_like(entry) for entry in entries)
-                    and not (rank == 0 and of_first)
-                )
-            if not is_known:
-                lacking.append(rank)
-        return lacking
+                return is_complete and not _is_summing(number, told.values(), but=but)
+
+            # It came to the boundary, and recorded what it had there.
+            if number in told[rank].entries:
+                return told[rank].entries[number].cell >= 0
+
+            # It died in front of it. What it gave to a complete step is in the
+            # gradients of all; and if it has drawn and added up just what the others
+            # had there, it would have done nothing more on its way.
+            own = told[rank].next
+            return (
+                own is not None
+                and own.cell >= 0
+                and is_complete
+                and all(own.is_like(entry) for entry in entries)
+                and not (rank == 0 and of_first)
+            )
+
+        return [rank for rank in range(self._world_size) if not is_known(rank)]
 
     def _save(self, kept: Kept, told: Mapping[int, Told]) -> None:
         dead = [rank for rank, each in told.items() if not each.has_offered]

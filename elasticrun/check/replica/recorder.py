@@ -16,8 +16,8 @@ from elasticrun.checkpoint.files.durable import open_append
 from elasticrun.checkpoint.states.metrics import MetricState, find_metrics
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.states.stateful import StatefulState
-from elasticrun.job.anchors import Anchors
 from elasticrun.job.job import Job
+from elasticrun.job.replay import Anchors
 
 _BASE = "files-at-start.json"
 
