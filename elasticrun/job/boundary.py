@@ -115,7 +115,7 @@ class Boundary:
 
     # Programs without boundaries.
 
-    def note_step_outside(self) -> None:
+    def count_step_outside(self) -> None:
         """Note that an optimizer steps while no loop runs; say it once of many steps.
 
         Without a word, a loop over `itertools.cycle(loader)` or over batches that come

@@ -217,14 +217,14 @@ def note_step() -> None:
     """Note that a registered optimizer steps; makes no job where there is none."""
     if _job is not None:
         if _job.rescue is not None:
-            _job.rescue.note_step()
+            _job.rescue.prepare_step()
         _job.num_steps += 1
         if _job.loader is None:
-            _job.boundary.note_step_outside()
+            _job.boundary.count_step_outside()
 
 
-def note_change() -> None:
-    """Note that what changes in a step is about to: boundaries before it are gone."""
+def forget_boundaries() -> None:
+    """Offer no boundary before this moment: what changes in a step is about to."""
     if _job is not None and _job.rescue is not None:
         _job.rescue.num_steps += 1
 

@@ -63,7 +63,7 @@ class ReplayedStates:
         if not self.is_under_way:
             self._before, self._load, self._seen = {}, load, {}
             for state in self._states:
-                self.note(state)
+                self.remember(state)
 
     @property
     def is_under_way(self) -> bool:
@@ -101,7 +101,7 @@ class ReplayedStates:
                     f"this program: {text_of(error)}"
                 ) from error
 
-    def note(self, state: BaseState) -> None:
+    def remember(self, state: BaseState) -> None:
         """Remember a state that is registered while code is replayed."""
         if self._before is not None and (values := state.current()) is not None:
             self._before[state] = Remembered(values)

@@ -5,7 +5,7 @@ global batch. So when one dies, each other replica has everything, except the de
 part of sums over replicas, and its random generators. All replicas of one machine
 record these where the others can read them (job/journal.py).
 
-    note         each boundary: remember the states at it, record the parts   [training]
+    remember     each boundary: remember the states at it, record the parts   [training]
     attempt      the program has ended with a replica missing: offer the
                  boundaries that this one can put its states back to          [training]
                  all on this machine have offered, or are dead: the furthest
@@ -41,7 +41,7 @@ _LOOK_SECONDS = 0.005
 _GRADIENTS_WAIT = str(CannotRescueError("gradients wait for a step"))
 
 
-class Kept(NamedTuple):
+class KnownBoundary(NamedTuple):
     """A boundary that this replica can put its states back to.
 
     Attributes:
@@ -104,7 +104,8 @@ class Rescue:
         self._num_reduced = 0
         self._is_reduced_unseen = False
         self._steps_at = -1  # As of the boundaries that are kept.
-        self._kept: list[Kept] = []  # The first one since the last step, and the last.
+        # The first one since the last step, and the last.
+        self._boundaries: list[KnownBoundary] = []
         self._why_none = ""  # Why none is kept, if so.
         self.is_off = False
         self._has_explained = False
@@ -121,7 +122,7 @@ class Rescue:
 
     # At each boundary.
 
-    def note(self, number: int, position: Position, is_whole: bool) -> None:
+    def remember(self, number: int, position: Position, is_whole: bool) -> None:
         """Remember the boundary that the program is at, before anything is saved.
 
         Args:
@@ -130,12 +131,12 @@ class Rescue:
         if self.is_off:
             return
         if self.num_steps != self._steps_at:
-            self._kept, self._steps_at = [], self.num_steps
+            self._boundaries, self._steps_at = [], self.num_steps
             self._why_none = _GRADIENTS_WAIT
-        del self._kept[1:]
+        del self._boundaries[1:]
         try:
             if is_whole:
-                self._kept.append(self._keep(number, position))
+                self._boundaries.append(self._remember_all(number, position))
                 self._write()
         except (CannotRescueError, RecordTooLargeError) as error:
             self._forget(str(error))
@@ -143,7 +144,7 @@ class Rescue:
         if self._gpu is not None and self._gpu.pass_boundary() and not self._may_cost:
             self._turn_off(self._gpu)
 
-    def note_step(self) -> None:
+    def prepare_step(self) -> None:
         """Note that an optimizer is about to step."""
         self.wait_for_gpu()
         if self._is_reduced_unseen:  # Noise on gradients, as one adds for privacy.
@@ -151,7 +152,7 @@ class Rescue:
             self._look()
         self.num_steps += 1
 
-    def note_part(self, name: str, key: str | int | None, change: Any) -> None:
+    def record_part(self, name: str, key: str | int | None, change: Any) -> None:
         """Note that this replica adds to its part of a sum, or (None) gives it away."""
         if not self.is_off:
             self._journal.add_part(name, key, change)
@@ -166,14 +167,14 @@ class Rescue:
     def wait_for_gpu(self) -> None:
         """Wait for what all replicas do together on GPUs; elsewhere that is done."""
         # Where no boundary is kept, as with sharded modules, there is no rescue.
-        if self._gpu is not None and self._kept and not self.is_off:
+        if self._gpu is not None and self._boundaries and not self.is_off:
             self._gpu.wait()
 
     def _look(self) -> None:
         if not self.is_off:
             self._journal.look()
 
-    def _keep(self, number: int, position: Position) -> Kept:
+    def _remember_all(self, number: int, position: Position) -> KnownBoundary:
         states = list(self._states)
         names = [state.name for state in states]
         if names != self._known:  # Some were registered, or have ended, since.
@@ -186,14 +187,14 @@ class Rescue:
         mark = None if self._gpu is None else self._gpu.mark()
         is_complete = self._num_reduced > 0
         entry = self._journal.entry(self._with_parts, is_complete=is_complete)
-        return Kept(number, position, put_back, mark, entry)
+        return KnownBoundary(number, position, put_back, mark, entry)
 
     def _write(self) -> None:
-        self._journal.write({kept.number: kept.entry for kept in self._kept})
+        self._journal.write({each.number: each.entry for each in self._boundaries})
 
     def _forget(self, why: str) -> None:
         """Keep no boundary, and say why: once, at the first one."""
-        self._kept, self._why_none, self.why_not = [], why, why
+        self._boundaries, self._why_none, self.why_not = [], why, why
         self._write()
         if not self._has_explained:
             self._has_explained = True
@@ -226,7 +227,7 @@ class Rescue:
             return
         try:
             if self._gpu is not None:
-                self._gpu.end([kept.mark for kept in self._kept if kept.mark])
+                self._gpu.end([each.mark for each in self._boundaries if each.mark])
             self._records.break_off()
             self._offer()
             told = self._hear()
@@ -261,14 +262,14 @@ class Rescue:
         self._look()  # Before that is put back: it may have had its part in a step.
         if self.num_steps != self._steps_at:
             why = CannotRescueError("it has made a part of a step since")
-            self._kept, self._why_none = [], str(why)
-        for kept in self._kept:
+            self._boundaries, self._why_none = [], str(why)
+        for boundary in self._boundaries:
             try:
-                if kept.mark is not None and not kept.mark.was_passed:
+                if boundary.mark is not None and not boundary.mark.was_passed:
                     raise CannotRescueError("the GPU had not come there")
-                for _, put_back in kept.put_back:
+                for _, put_back in boundary.put_back:
                     put_back()
-                offer[kept.number] = self._generators.capture_for_record()
+                offer[boundary.number] = self._generators.capture_for_record()
             except CannotRescueError as error:
                 self._why_none = str(error)
         if not offer:
@@ -276,7 +277,7 @@ class Rescue:
             self.why_not = self._why_none
         self._records.offer(encode_offer(offer))
 
-    def _choose(self, told: Mapping[int, Told]) -> Kept | None:
+    def _choose(self, told: Mapping[int, Told]) -> KnownBoundary | None:
         """Return the boundary that this replica is to save; None if it is not to."""
         numbers = {number for each in told.values() for number in each.offer}
         lacking: list[int] = []
@@ -287,7 +288,7 @@ class Rescue:
                 continue
             if by[0] != self._records.rank or not self._records.claim():
                 return None
-            return next(kept for kept in self._kept if kept.number == number)
+            return next(each for each in self._boundaries if each.number == number)
         if lacking:
             self.why_not = (
                 f"rank {', '.join(map(str, lacking))} has not come to the boundary, "
@@ -348,12 +349,12 @@ class Rescue:
 
         return [rank for rank in range(self._world_size) if not is_known(rank)]
 
-    def _save(self, kept: Kept, told: Mapping[int, Told]) -> None:
+    def _save(self, boundary: KnownBoundary, told: Mapping[int, Told]) -> None:
         dead = [rank for rank, each in told.items() if not each.has_offered]
         whose = ", ".join(map(str, dead)) or "on another machine"
-        parts = [e.parts for each in told.values() if (e := each.at(kept.number))]
-        self._states.restrict_to(state for state, _ in kept.put_back)
-        for state, put_back in kept.put_back:
+        parts = [e.parts for each in told.values() if (e := each.at(boundary.number))]
+        self._states.restrict_to(state for state, _ in boundary.put_back)
+        for state, put_back in boundary.put_back:
             put_back()
             if own := [each[state.name] for each in parts if state.name in each]:
                 state.add_parts(own)
@@ -361,24 +362,24 @@ class Rescue:
         if self._generators.are_alike:  # The dead one's may be those of its last share.
             whose_generators = dict.fromkeys(told, self._records.rank)
         generators = {
-            rank: told[known].generators_at(kept.number)
+            rank: told[known].generators_at(boundary.number)
             for rank, known in whose_generators.items()
         }
         why = f"by rank {self._records.rank} after the death of rank {whose}"
         checkpoint = self._saver.save_alone(
-            kept.position.encode(),
+            boundary.position.encode(),
             {self._generators.name: generators},
             why=why,
             is_owner=0 in told and self._records.is_alive(0),
             timeout=self._grace,
         )
         if checkpoint.manifest.rescue == why:
-            self.outcome = f"rank {self._records.rank} saved {kept.position}"
-            logger.info("saved %s at %s %s", checkpoint.path, kept.position, why)
+            self.outcome = f"rank {self._records.rank} saved {boundary.position}"
+            logger.info("saved %s at %s %s", checkpoint.path, boundary.position, why)
 
     def close(self) -> None:
         """Give the records back."""
-        self._kept = []
+        self._boundaries = []
         self._records.close()
 
 
