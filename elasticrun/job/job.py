@@ -19,7 +19,7 @@ from elasticrun.job.event_writer import EventWriter
 from elasticrun.job.gpu_work import GpuWork
 from elasticrun.job.in_step import InStep
 from elasticrun.job.loop import LoopedLoader
-from elasticrun.job.progress import OpenLoops, Progress
+from elasticrun.job.progress import LoopStack, Progress
 from elasticrun.job.replay import ReplayedStates
 from elasticrun.job.rescue import Rescue
 from elasticrun.job.trace import Trace
@@ -103,7 +103,7 @@ class Job:
         self.device = self._membership.device
         self.pid = os.getpid()
         self.loader: LoopedLoader | None = None
-        self.loops = OpenLoops()
+        self.loops = LoopStack()
         self.is_in_epoch = False
         self.is_closed = False
         self.num_loaders = 0
@@ -369,7 +369,7 @@ class Job:
             self._arrive()
             newest = self.newest_checkpoint
             return None if newest is None else newest.path
-        if not self.progress.is_repeating:
+        if not self.progress.is_done_already:
             self._replayed.anchors.num_saves += 1
         return self.boundary.save()
 
@@ -466,7 +466,7 @@ class Job:
         self._generators.begin()
         place = self.progress.place
         epoch = self.progress.skip_epochs(limit)
-        if self.progress.is_repeating:
+        if self.progress.is_done_already:
             self._begin_replay()
             if self.progress.place != place:
                 self._reach_anchor()

@@ -81,7 +81,7 @@ class LogFile(io.TextIOBase):
         """Append text; return how many characters it has."""
         if self.closed:
             raise ValueError(f"{self.path} is closed")
-        if self._file is not None and not self._job.progress.is_repeating:
+        if self._file is not None and not self._job.progress.is_done_already:
             data = text.encode()
             if self._record is not None:
                 self._record.announce(len(data))

@@ -62,7 +62,7 @@ class Progress:
         return resume.place == self._here.place
 
     @property
-    def is_repeating(self) -> bool:
+    def is_done_already(self) -> bool:
         """Whether what the program does now was done before the checkpoint was written.
 
         So it is while it is replayed, unless it has come to where that was, between
@@ -302,7 +302,7 @@ class _Open:
     num_inside: int = 0
 
 
-class OpenLoops:
+class LoopStack:
     """The loops that have begun and not ended, each in the body of the one before."""
 
     def __init__(self) -> None:
