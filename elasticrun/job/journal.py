@@ -64,11 +64,7 @@ class Journal:
     def entry(
         self, states: Iterable[BaseState], *, is_complete: bool
     ) -> tuple[str, int]:
-        """Return what `write` takes, for a boundary whose states were remembered.
-
-        Args:
-            states: Those that may have a part of sums.
-        """
+        """Return what `write` takes, for a boundary whose states were remembered."""
         self._record_draws(self._generators.seen)
         parts = {
             state.name: part

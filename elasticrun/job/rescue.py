@@ -109,10 +109,7 @@ class Rescue:
         self._why_none = ""  # Why none is kept, if so.
         self.is_off = False
         self._has_explained = False
-        self._known: list[str] = []  # The states that could be remembered once,
-        self._with_parts: list[
-            BaseState
-        ] = []  # and those that may have a part of sums.
+        self._known: set[str] = set()  # The states that could be remembered once.
         self.outcome = self.why_not = ""
 
     @property
@@ -145,7 +142,7 @@ class Rescue:
             self._turn_off(self._gpu)
 
     def prepare_step(self) -> None:
-        """Note that an optimizer is about to step."""
+        """Forget all boundaries: an optimizer is about to step."""
         self.wait_for_gpu()
         if self._is_reduced_unseen:  # Noise on gradients, as one adds for privacy.
             self._is_reduced_unseen = False
@@ -153,7 +150,7 @@ class Rescue:
         self.num_steps += 1
 
     def record_part(self, name: str, key: str | int | None, change: Any) -> None:
-        """Note that this replica adds to its part of a sum, or (None) gives it away."""
+        """Record what this replica adds to its part of a sum; None: it gives that up."""
         if not self.is_off:
             self._journal.add_part(name, key, change)
 
@@ -176,17 +173,14 @@ class Rescue:
 
     def _remember_all(self, number: int, position: Position) -> KnownBoundary:
         states = list(self._states)
-        names = [state.name for state in states]
-        if names != self._known:  # Some were registered, or have ended, since.
-            for state in states:
-                if state.name not in self._known:
-                    remember(state, is_new=True)
-            self._known = names
-            self._with_parts = [each for each in states if _may_have_part(each)]
-        put_back = [(state, remember(state)) for state in states]
+        put_back = []
+        for state in states:
+            is_new = state.name not in self._known
+            put_back.append((state, remember(state, is_new=is_new)))
+            if is_new:
+                self._known.add(state.name)
         mark = None if self._gpu is None else self._gpu.mark()
-        is_complete = self._num_reduced > 0
-        entry = self._journal.entry(self._with_parts, is_complete=is_complete)
+        entry = self._journal.entry(states, is_complete=self._num_reduced > 0)
         return KnownBoundary(number, position, put_back, mark, entry)
 
     def _write(self) -> None:
@@ -419,10 +413,6 @@ def remember(state: BaseState, *, is_new: bool = False) -> Callable[[], None]:
             state.put_back(remembered.put_back(now))
 
     return put_back_values
-
-
-def _may_have_part(state: BaseState) -> bool:
-    return type(state).own_part is not BaseState.own_part
 
 
 def _check_can_be_alone(state: BaseState) -> None:
