@@ -56,11 +56,15 @@ def microseconds_with_rescue(checkpoint_dir: str, num_layers: int) -> float:
     elasticrun.register(net=net, optimizer=optimizer, scheduler=scheduler)
     values = elasticrun.Variables(best=0.0)
     work = torch.randn(256, 256)
+    for parameter in net.parameters():  # As from the first backward pass on.
+        parameter.grad = torch.zeros_like(parameter)
     times = []
     for number in range(NUM_RESCUES):
         work = torch.tanh(work @ work)
         for buffer in net.buffers():  # As a forward pass changes them.
             buffer.add_(1)
+        optimizer.step()
+        scheduler.step()
         values.best = float(number)
         begin = time.perf_counter()
         job.progress.index += 32

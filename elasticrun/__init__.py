@@ -44,16 +44,18 @@ if TYPE_CHECKING:
     from elasticrun.job.current import request_stop as request_stop
     from elasticrun.job.current import save_all_states as save_all_states
     from elasticrun.job.current import world_size as world_size
-    from elasticrun.job.epochs import current_epoch as current_epoch
-    from elasticrun.job.epochs import finished_epochs as finished_epochs
-    from elasticrun.job.epochs import remaining_epochs_until as remaining_epochs_until
     from elasticrun.job.foreign import ForeignLoop as ForeignLoop
     from elasticrun.job.log_file import LogFile as LogFile
+    from elasticrun.job.remaining import current_epoch as current_epoch
+    from elasticrun.job.remaining import finished_epochs as finished_epochs
+    from elasticrun.job.remaining import (
+        remaining_epochs_until as remaining_epochs_until,
+    )
+    from elasticrun.job.remaining import remaining_steps_until as remaining_steps_until
     from elasticrun.job.states import State as State
     from elasticrun.job.states import Variables as Variables
     from elasticrun.job.states import once as once
     from elasticrun.job.states import register as register
-    from elasticrun.job.steps import remaining_steps_until as remaining_steps_until
     from elasticrun.launcher.launch import launch as launch
     from elasticrun.parallel.module import AdaptiveDataParallel as AdaptiveDataParallel
 
@@ -73,11 +75,11 @@ _NAMES = {
     "job.accumulator": "Accumulator",
     "job.current": "current_job device generation init load_state local_rank rank "
     "request_checkpoint request_stop save_all_states world_size",
-    "job.epochs": "current_epoch finished_epochs remaining_epochs_until",
     "job.foreign": "ForeignLoop",
     "job.log_file": "LogFile",
     "job.states": "State Variables once register",
-    "job.steps": "remaining_steps_until",
+    "job.remaining": "current_epoch finished_epochs remaining_epochs_until "
+    "remaining_steps_until",
     "launcher.launch": "launch",
     "parallel.module": "AdaptiveDataParallel",
 }

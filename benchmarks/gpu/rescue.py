@@ -73,7 +73,8 @@ def measure(name: str, num_micro_batches: int, *, is_small: bool) -> None:
         if is_ready:
             memory.remember()
             work.mark()
-            idle.append(time.perf_counter() - (work.take_done_at() or 0))
+            work.pass_boundary()
+            idle.append(work.idle)
 
     def seconds(num_steps: int, *, is_ready: bool) -> float:
         begin = time.perf_counter()

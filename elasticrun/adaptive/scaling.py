@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from elasticrun.adaptive.goodput import choose
 from elasticrun.adaptive.noise import Noise
-from elasticrun.adaptive.step_time import TimedSteps, fit
+from elasticrun.adaptive.step_time import TimedSteps, fit, seconds_of
 
 MEASURED, PREDICTED, NOT_MEASURED = "measured", "predicted", "not measured"
 _MOST_GROWTH = 2  # Of what was seen: the model knows little of more.
@@ -92,15 +92,3 @@ def scaling_of(
             )
         )
     return rows
-
-
-def seconds_of(
-    steps: Sequence[TimedSteps], replicas: int, batch_size: int
-) -> float | None:
-    """Return how long steps took with so many replicas and samples; None if unknown."""
-    local_size = -(-batch_size // replicas)
-    for step in reversed(steps):  # The newest ones.
-        own_size = round(step.size * step.num_micro)
-        if (step.num_replicas, own_size) == (replicas, local_size):
-            return step.seconds
-    return None

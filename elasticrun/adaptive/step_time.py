@@ -88,6 +88,18 @@ def fit(steps: Sequence[TimedSteps]) -> StepTime:
     return StepTime(tuple(decoded.tolist()))
 
 
+def seconds_of(
+    steps: Sequence[TimedSteps], replicas: int, batch_size: int
+) -> float | None:
+    """Return how long steps took with so many replicas and samples; None if unknown."""
+    local_size = -(-batch_size // replicas)
+    for step in reversed(steps):  # The newest ones.
+        own_size = round(step.size * step.num_micro)
+        if (step.num_replicas, own_size) == (replicas, local_size):
+            return step.seconds
+    return None
+
+
 def _predict(
     parameters: Values, num_nodes: Any, num_replicas: Any, size: Any, num_micro: Any
 ) -> Values:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elasticrun.adaptive.decision import next_size
+from elasticrun.adaptive.goodput import next_size
 from elasticrun.data.loader_state import LoaderState
 from elasticrun.data.order.batches import check_size
 from elasticrun.errors import ElasticRunError, LoopOrderError

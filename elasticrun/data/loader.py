@@ -76,8 +76,8 @@ from elasticrun.data.workers.device import is_read_ahead, moved, on_device
 from elasticrun.data.workers.lanes import reader_of_lanes
 from elasticrun.data.workers.reader import BatchReader, reader_of
 from elasticrun.job.current import current_job
-from elasticrun.job.epochs import whole_number
 from elasticrun.job.loop import NOTHING, LoopStart, MicroBatch
+from elasticrun.job.remaining import whole_number
 from elasticrun.job.trace import Trace
 from elasticrun.logger import Logger
 

@@ -22,8 +22,8 @@ from elasticrun.data.step_times import StepTimes
 from elasticrun.data.streams.index import Contents
 from elasticrun.errors import CheckpointError
 from elasticrun.job.current import current_job
-from elasticrun.job.cursor import Cursor
 from elasticrun.job.job import Job
+from elasticrun.job.loop import Cursor
 from elasticrun.job.progress import Progress
 from elasticrun.logger import Logger
 from elasticrun.replicas.exchange import loader_made

@@ -28,7 +28,6 @@ from elasticrun.data.step_times import StepTimes
 from elasticrun.data.streams.index import Contents
 from elasticrun.errors import CheckpointError, LoopOrderError
 from elasticrun.job.current import current_job
-from elasticrun.job.epochs import whole_number
 from elasticrun.job.job import Job
 from elasticrun.job.loop import NOTHING, LoopStart
 from elasticrun.job.open_loop import (
@@ -38,6 +37,7 @@ from elasticrun.job.open_loop import (
     iterate,
     line_of,
 )
+from elasticrun.job.remaining import whole_number
 from elasticrun.job.trace import Trace
 from elasticrun.job.virtual import VirtualReplicas
 from elasticrun.replicas.exchange import loader_made

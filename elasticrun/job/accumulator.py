@@ -135,7 +135,7 @@ class Accumulator(MutableMapping[SumKey, Any]):
             )
         self._sums.own.setdefault(key, ExactSum()).merge(change)
         if (rescue := current_job().rescue) is not None:
-            rescue.note_part(name, key, change.encode())
+            rescue.record_part(name, key, change.encode())
 
     def _check_has_not_ended(self) -> None:
         """Refuse to be used after the epoch in which it was made."""
@@ -181,7 +181,7 @@ class Accumulator(MutableMapping[SumKey, Any]):
             view, self._view = self._view, None
             if not is_replayed:
                 sums.totals = {
-                    key: _kept(sums.totals.get(key), shown.get(key), value)
+                    key: _sum_after_block(sums.totals.get(key), shown.get(key), value)
                     for key, value in view.items()
                 }
 
@@ -339,7 +339,7 @@ class _Sums(BaseState):
         """Add what every replica has added to the common sums. Collective."""
         own, self.own = self._encode_own(), {}
         if (rescue := current_job().rescue) is not None:
-            rescue.note_part(self.name, None, None)
+            rescue.record_part(self.name, None, None)
         parts = gather(own, before_reading=current_job().wait_for_gpu)
         self.is_uneven |= any(parts) and not all(parts)
         self.add_parts(parts)
@@ -427,7 +427,7 @@ def _check_key(key: object) -> None:
         )
 
 
-def _kept(total: ExactSum | None, shown: Any, value: Any) -> ExactSum:
+def _sum_after_block(total: ExactSum | None, shown: Any, value: Any) -> ExactSum:
     """Return the exact sum if the block left it alone, else what it assigned.
 
     What the block is shown is rounded; put back, it would round the sum.

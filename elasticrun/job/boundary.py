@@ -118,7 +118,7 @@ class Boundary:
 
     # Programs without boundaries.
 
-    def note_step_outside(self) -> None:
+    def count_step_outside(self) -> None:
         """Note that an optimizer steps while no loop runs; say it once of many steps.
 
         Without a word, a loop over `itertools.cycle(loader)` or over batches that come
@@ -164,8 +164,8 @@ class Boundary:
         if self.exit_code is not None:
             self.check_not_stopped()
         if self.remember is not None:  # First: the gate may say that a replica is gone.
-            is_whole = not any(reason() for reason in self._reasons)
-            self.remember(self._gate.number + 1, self._progress.position, is_whole)
+            number, position = self._gate.number + 1, self._progress.position
+            self.remember(number, position, not self.is_waiting)
         decision = self._gate.arrive()
         if self._gate.number == 1 and self._saver is not None:
             self._saver.prepare()  # Now that an optimizer has its state.
@@ -198,6 +198,11 @@ class Boundary:
         """
         self._reasons.append(reason)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is a reason now to put saves and stops off."""
+        return any(reason() for reason in self._reasons)
+
     def decide_by(self, decider: Callable[[], bool]) -> None:
         """Call a function before saves that are due; it may decide what they hold.
 
@@ -223,7 +228,7 @@ class Boundary:
         # A stop goes before a save that was put off.
         if self._put_off is not None and (decision is None or decision.kind != STOP):
             decision = self._put_off
-        if any(reason() for reason in self._reasons) and self._may_put_off():
+        if self.is_waiting and self._may_put_off():
             self._put_off = decision
             return
         self._num_put_off, self._put_off = 0, None

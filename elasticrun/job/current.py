@@ -93,8 +93,8 @@ def init(
             ELASTICRUN_ASYNC_SAVE, or True.
         rescue: Whether a survivor saves the last boundary when another replica dies,
             for which each one remembers its states, and on GPUs waits for its
-            gradients. If that takes more than 50 microseconds and 1 % of a step, it is
-            left out, and a line in the log says so; "always" does it all the same.
+            gradients. If a GPU then has no work in more than 1 % of a step, it is left
+            out, and a line in the log says so; "always" does it all the same.
             Default: ELASTICRUN_RESCUE ("on", "off", "always"), or True.
         trust_pickle: Names of states (of `register` and `Variables`) that may hold any
             object. Loading them executes whatever is in their files, so trust all who
@@ -217,14 +217,14 @@ def note_step() -> None:
     """Note that a registered optimizer steps; makes no job where there is none."""
     if _job is not None:
         if _job.rescue is not None:
-            _job.rescue.note_step()
+            _job.rescue.prepare_step()
         _job.num_steps += 1
         if _job.loader is None:
-            _job.boundary.note_step_outside()
+            _job.boundary.count_step_outside()
 
 
-def note_change() -> None:
-    """Note that what changes in a step is about to: boundaries before it are gone."""
+def forget_boundaries() -> None:
+    """Offer no boundary before this moment: what changes in a step is about to."""
     if _job is not None and _job.rescue is not None:
         _job.rescue.num_steps += 1
 

@@ -7,9 +7,9 @@ import sys
 from elasticrun.checkpoint.position import STEPS_OF
 from elasticrun.errors import LoopOrderError
 from elasticrun.job.current import current_job
-from elasticrun.job.epochs import check_not_nested, whole_number
 from elasticrun.job.loop import LoopOfSteps, MicroBatch
 from elasticrun.job.open_loop import line_of
+from elasticrun.job.remaining import check_not_nested, whole_number
 
 
 class ForeignLoop:

@@ -8,11 +8,13 @@ step until the GPU is done, or a replica is known to have died. Then the program
 and only then are collectives aborted: what the GPU has done before is known.
 
 What that costs is no more than the time from there to the boundary: until new work has
-been launched, the GPU has none.
+been launched, the GPU has none. It is measured at first, and a rescue is left out where
+it is more than a hundredth of a step.
 """
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -25,6 +27,9 @@ from elasticrun.checkpoint.states.state import CannotRescueError
 _PASSING_SECONDS = 1.0  # For work before a boundary that waits for nobody.
 _ABORT_SECONDS = 10.0
 _LOOK_SECONDS = 0.002
+_MOST_IDLE = 0.01  # Of a step.
+_NUM_WARM_UP = 20
+_NUM_MEASURED = 50
 
 
 class Mark:
@@ -58,13 +63,19 @@ class GpuWork:
     Args:
         check: Raises an error if another replica has died.
         abort: Ends all collectives that wait.
+
+    Attributes:
+        idle: Seconds in which the GPU may have had no work, up to the last boundary.
     """
 
     def __init__(self, check: Callable[[], None], abort: Callable[[], None]) -> None:
         self._check = check
         self._abort = abort
         self._is_captured = False
-        self._done_at: float | None = None
+        self._done_at: float | None = None  # Since the last boundary.
+        self._boundary_at = 0.0
+        self._measured: list[tuple[float, float]] = []  # Seconds idle, and of the step.
+        self.idle = 0.0
 
     def wait(self) -> None:
         """Wait until the GPU has done all that the current stream was told."""
@@ -79,10 +90,19 @@ class GpuWork:
         # What a later wait takes costs nothing: then the GPU has work.
         self._done_at = now if self._done_at is None else self._done_at + now - begun
 
-    def take_done_at(self) -> float | None:
-        """Return when the GPU was done, less later waits, since the last call."""
-        done_at, self._done_at = self._done_at, None
-        return done_at
+    def pass_boundary(self) -> bool:
+        """Measure what waiting costs; return, once, whether that is too much."""
+        now, done_at, self._done_at = time.perf_counter(), self._done_at, None
+        self.idle = 0.0 if done_at is None else now - done_at
+        if len(self._measured) == _NUM_WARM_UP + _NUM_MEASURED:
+            return False
+        self._measured.append((self.idle, now - self._boundary_at))
+        self._boundary_at = now
+        if len(self._measured) < _NUM_WARM_UP + _NUM_MEASURED:
+            return False
+        measured = zip(*self._measured[_NUM_WARM_UP:], strict=True)
+        idle, step = map(statistics.median, measured)
+        return bool(idle > _MOST_IDLE * step)
 
     def mark(self) -> Mark:
         """Return where the current stream is.

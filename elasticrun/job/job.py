@@ -15,11 +15,11 @@ from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.errors import LoopOrderError
 from elasticrun.job.boundary import Boundary, DeferredError
+from elasticrun.job.event_writer import EventWriter
 from elasticrun.job.gpu_work import GpuWork
-from elasticrun.job.history import History
 from elasticrun.job.in_step import InStep
 from elasticrun.job.loop import LoopedLoader
-from elasticrun.job.progress import OpenLoops, Progress
+from elasticrun.job.progress import LoopStack, Progress
 from elasticrun.job.replay import ReplayedStates
 from elasticrun.job.rescue import Rescue
 from elasticrun.job.trace import Trace
@@ -103,7 +103,7 @@ class Job:
         self.device = self._membership.device
         self.pid = os.getpid()
         self.loader: LoopedLoader | None = None
-        self.loops = OpenLoops()
+        self.loops = LoopStack()
         self.is_in_epoch = False
         self.is_closed = False
         self.num_loaders = 0
@@ -163,7 +163,7 @@ class Job:
         self._no_rescue = ""
         self.rescue = self._make_rescue()
         if self.rescue is not None:
-            self.boundary.remember = self.rescue.note
+            self.boundary.remember = self.rescue.remember
         self._history = self._begin_history(start)
         self._watcher.start()
         log_start(start, self.environment, is_saving=self._saver is not None)
@@ -186,18 +186,18 @@ class Job:
         )
         return start
 
-    def _begin_history(self, start: Start) -> History | None:
+    def _begin_history(self, start: Start) -> EventWriter | None:
         if self._checkpoints is None or self._saver is None:
             return None
-        history = History(
+        history = EventWriter(
             self._checkpoints.place,
             progress=self.progress,
             states=self.states,
             generation=self.generation,
             rank=self.rank,
         )
-        self._saver.on_captured = history.note_captured
-        self._saver.on_committed = history.note_committed
+        self._saver.on_captured = history.keep_captured
+        self._saver.on_committed = history.write_checkpoint
         newest = start.newest
         history.begin(
             job=self.settings.job,
@@ -331,7 +331,7 @@ class Job:
         self.states.add(state)
         state.trusts_pickle = state.name in self.settings.trust_pickle
         is_loaded = self.load(state)
-        self._replayed.note(state)
+        self._replayed.remember(state)
         return is_loaded
 
     def get_or_make(self, kind: type[T], *args: Any) -> T:
@@ -369,7 +369,7 @@ class Job:
             self._arrive()
             newest = self.newest_checkpoint
             return None if newest is None else newest.path
-        if not self.progress.is_repeating:
+        if not self.progress.is_done_already:
             self._replayed.anchors.num_saves += 1
         return self.boundary.save()
 
@@ -466,7 +466,7 @@ class Job:
         self._generators.begin()
         place = self.progress.place
         epoch = self.progress.skip_epochs(limit)
-        if self.progress.is_repeating:
+        if self.progress.is_done_already:
             self._begin_replay()
             if self.progress.place != place:
                 self._reach_anchor()

@@ -65,7 +65,7 @@ class Journal:
         self, states: Iterable[BaseState], *, is_complete: bool
     ) -> tuple[str, int]:
         """Return what `write` takes, for a boundary whose states were remembered."""
-        self._note(self._generators.seen)
+        self._record_draws(self._generators.seen)
         parts = {
             state.name: part
             for state in states
@@ -96,9 +96,9 @@ class Journal:
 
     def look(self) -> None:
         """Record the generators if they were drawn from since the last look."""
-        self._note(self._generators.look())
+        self._record_draws(self._generators.look())
 
-    def _note(self, drawn: bytes | None) -> None:
+    def _record_draws(self, drawn: bytes | None) -> None:
         if drawn is not self._drawn:
             self._drawn = drawn
             needed = self._needed | {self._cell}

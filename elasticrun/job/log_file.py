@@ -81,10 +81,10 @@ class LogFile(io.TextIOBase):
         """Append text; return how many characters it has."""
         if self.closed:
             raise ValueError(f"{self.path} is closed")
-        if self._file is not None and not self._job.progress.is_repeating:
+        if self._file is not None and not self._job.progress.is_done_already:
             data = text.encode()
             if self._record is not None:
-                self._record.note(len(data))
+                self._record.announce(len(data))
             self._file.append(data)
         return len(text)
 
@@ -125,9 +125,9 @@ class _Record:
     def begin(self, values: dict[str, Any]) -> None:
         """Begin anew where the file ends now."""
         self._begin = values
-        self.note(0)
+        self.announce(0)
 
-    def note(self, num_bytes: int) -> None:
+    def announce(self, num_bytes: int) -> None:
         """Note that so many bytes are about to be appended."""
         file = self._written
         if file.is_shared:  # Others' rows stay behind what is this job's.

@@ -19,9 +19,8 @@ from types import FrameType
 from typing import Any, Literal, Protocol
 
 from elasticrun.errors import LoopOrderError
-from elasticrun.job.cursor import Cursor
 from elasticrun.job.job import Job
-from elasticrun.job.loop import NOTHING, LoopedLoader, LoopStart, Part
+from elasticrun.job.loop import NOTHING, Cursor, LoopedLoader, LoopStart, Part
 
 # How a loop ends: by itself, by `break`, by an exception in its body, or by one in what
 # delivers it.

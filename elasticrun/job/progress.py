@@ -46,7 +46,7 @@ class Progress:
     def position(self) -> Position:
         """The position to save; during replay still the one to resume at."""
         resume = self._resume  # Read once: other threads ask, too.
-        return replace(self._here, index=self.index) if resume is None else resume
+        return self._here.at(self.index) if resume is None else resume
 
     @property
     def is_replaying(self) -> bool:
@@ -62,7 +62,7 @@ class Progress:
         return resume.place == self._here.place
 
     @property
-    def is_repeating(self) -> bool:
+    def is_done_already(self) -> bool:
         """Whether what the program does now was done before the checkpoint was written.
 
         So it is while it is replayed, unless it has come to where that was, between
@@ -302,7 +302,7 @@ class _Open:
     num_inside: int = 0
 
 
-class OpenLoops:
+class LoopStack:
     """The loops that have begun and not ended, each in the body of the one before."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ global batch. So when one dies, each other replica has everything, except the de
 part of sums over replicas, and its random generators. All replicas of one machine
 record these where the others can read them (job/journal.py).
 
-    note         each boundary: remember the states at it, record the parts   [training]
+    remember     each boundary: remember the states at it, record the parts   [training]
     attempt      the program has ended with a replica missing: offer the
                  boundaries that this one can put its states back to          [training]
                  all on this machine have offered, or are dead: the furthest
@@ -16,7 +16,6 @@ record these where the others can read them (job/journal.py).
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -36,16 +35,13 @@ from elasticrun.saving.saver import Saver
 
 logger = Logger(__name__)
 
-_MOST_SECONDS = 50e-6  # That a boundary may take for it, or this part of a step.
-_MOST_OF_STEP = 0.01
-_NUM_WARM_UP = 20
-_NUM_MEASURED = 50
 _MOST_WAITED = 10.0  # For what other survivors offer.
 _LOSS_SECONDS = 0.5  # Until it is known that another replica has died.
 _LOOK_SECONDS = 0.005
+_GRADIENTS_WAIT = str(CannotRescueError("gradients wait for a step"))
 
 
-class Kept(NamedTuple):
+class KnownBoundary(NamedTuple):
     """A boundary that this replica can put its states back to.
 
     Attributes:
@@ -71,14 +67,14 @@ class Rescue:
         has_lost: Whether another replica is known to have died.
         gpu: Where the states are; None on the CPU.
         grace: Seconds that all of it may take.
-        may_cost: Whether to go on where boundaries take too long for it.
+        may_cost: Whether to go on where it costs too much to wait for a GPU.
 
     Attributes:
         num_steps: How often an optimizer has stepped, or what else changes in a step.
         outcome: What this replica has saved, for people; empty if it has not.
         why_not: Why a death costs what was trained since the last checkpoint, and what
             to do, for people; empty if it does not. Any thread.
-        is_off: Whether steps are too short for what boundaries cost; any thread.
+        is_off: Whether steps are too short to wait for a GPU in them; any thread.
     """
 
     def __init__(
@@ -108,9 +104,9 @@ class Rescue:
         self._num_reduced = 0
         self._is_reduced_unseen = False
         self._steps_at = -1  # As of the boundaries that are kept.
-        self._kept: list[Kept] = []  # The first one since the last step, and the last.
+        # The first one since the last step, and the last.
+        self._boundaries: list[KnownBoundary] = []
         self._why_none = ""  # Why none is kept, if so.
-        self._cost = _Cost()
         self.is_off = False
         self._has_explained = False
         self._known: set[str] = set()  # The states that could be remembered once.
@@ -123,7 +119,7 @@ class Rescue:
 
     # At each boundary.
 
-    def note(self, number: int, position: Position, is_whole: bool) -> None:
+    def remember(self, number: int, position: Position, is_whole: bool) -> None:
         """Remember the boundary that the program is at, before anything is saved.
 
         Args:
@@ -131,32 +127,30 @@ class Rescue:
         """
         if self.is_off:
             return
-        self._cost.begin()
         if self.num_steps != self._steps_at:
-            self._kept, self._steps_at = [], self.num_steps
-            self._why_none = str(CannotRescueError("gradients wait for a step"))
-        del self._kept[1:]
+            self._boundaries, self._steps_at = [], self.num_steps
+            self._why_none = _GRADIENTS_WAIT
+        del self._boundaries[1:]
         try:
             if is_whole:
-                self._kept.append(self._keep(number, position))
+                self._boundaries.append(self._remember_all(number, position))
                 self._write()
         except (CannotRescueError, RecordTooLargeError) as error:
             self._forget(str(error))
         self._num_reduced = 0
-        done_at = None if self._gpu is None else self._gpu.take_done_at()
-        if self._cost.is_too_much(done_at) and not self._may_cost:
-            self._turn_off()
+        if self._gpu is not None and self._gpu.pass_boundary() and not self._may_cost:
+            self._turn_off(self._gpu)
 
-    def note_step(self) -> None:
-        """Note that an optimizer is about to step."""
+    def prepare_step(self) -> None:
+        """Forget all boundaries: an optimizer is about to step."""
         self.wait_for_gpu()
         if self._is_reduced_unseen:  # Noise on gradients, as one adds for privacy.
             self._is_reduced_unseen = False
             self._look()
         self.num_steps += 1
 
-    def note_part(self, name: str, key: str | int | None, change: Any) -> None:
-        """Note that this replica adds to its part of a sum, or (None) gives it away."""
+    def record_part(self, name: str, key: str | int | None, change: Any) -> None:
+        """Record what this replica adds to its part of a sum; None gives that up."""
         if not self.is_off:
             self._journal.add_part(name, key, change)
 
@@ -170,14 +164,14 @@ class Rescue:
     def wait_for_gpu(self) -> None:
         """Wait for what all replicas do together on GPUs; elsewhere that is done."""
         # Where no boundary is kept, as with sharded modules, there is no rescue.
-        if self._gpu is not None and self._kept and not self.is_off:
+        if self._gpu is not None and self._boundaries and not self.is_off:
             self._gpu.wait()
 
     def _look(self) -> None:
         if not self.is_off:
             self._journal.look()
 
-    def _keep(self, number: int, position: Position) -> Kept:
+    def _remember_all(self, number: int, position: Position) -> KnownBoundary:
         states = list(self._states)
         put_back = []
         for state in states:
@@ -187,14 +181,14 @@ class Rescue:
                 self._known.add(state.name)
         mark = None if self._gpu is None else self._gpu.mark()
         entry = self._journal.entry(states, is_complete=self._num_reduced > 0)
-        return Kept(number, position, put_back, mark, entry)
+        return KnownBoundary(number, position, put_back, mark, entry)
 
     def _write(self) -> None:
-        self._journal.write({kept.number: kept.entry for kept in self._kept})
+        self._journal.write({each.number: each.entry for each in self._boundaries})
 
     def _forget(self, why: str) -> None:
         """Keep no boundary, and say why: once, at the first one."""
-        self._kept, self._why_none, self.why_not = [], why, why
+        self._boundaries, self._why_none, self.why_not = [], why, why
         self._write()
         if not self._has_explained:
             self._has_explained = True
@@ -204,19 +198,11 @@ class Rescue:
                     why,
                 )
 
-    def _turn_off(self) -> None:
-        took = f"{self._cost.microseconds:.0f} microseconds"
-        if self._gpu is None:
-            costs = {}
-            for state in self._states:
-                begun = time.perf_counter()
-                remember(state)
-                costs[state.name] = time.perf_counter() - begun
-            dearest = max(costs, key=costs.__getitem__)
-            what = f"to copy all takes {took}, most of it {dearest!r}"
-        else:
-            what = f"a GPU that is waited for may then have no work for {took}"
-        self._forget(f"{what}, which is more than 1 % of a step")
+    def _turn_off(self, gpu: GpuWork) -> None:
+        self._forget(
+            f"a GPU that is waited for may then have no work for {gpu.idle * 1e6:.0f} "
+            "microseconds, which is more than 1 % of a step"
+        )
         self.why_not = "steps are too short (set ELASTICRUN_RESCUE=always)"
         self.is_off = True
 
@@ -235,7 +221,7 @@ class Rescue:
             return
         try:
             if self._gpu is not None:
-                self._gpu.end([kept.mark for kept in self._kept if kept.mark])
+                self._gpu.end([each.mark for each in self._boundaries if each.mark])
             self._records.break_off()
             self._offer()
             told = self._hear()
@@ -270,14 +256,14 @@ class Rescue:
         self._look()  # Before that is put back: it may have had its part in a step.
         if self.num_steps != self._steps_at:
             why = CannotRescueError("it has made a part of a step since")
-            self._kept, self._why_none = [], str(why)
-        for kept in self._kept:
+            self._boundaries, self._why_none = [], str(why)
+        for boundary in self._boundaries:
             try:
-                if kept.mark is not None and not kept.mark.was_passed:
+                if boundary.mark is not None and not boundary.mark.was_passed:
                     raise CannotRescueError("the GPU had not come there")
-                for _, put_back in kept.put_back:
+                for _, put_back in boundary.put_back:
                     put_back()
-                offer[kept.number] = self._generators.capture_for_record()
+                offer[boundary.number] = self._generators.capture_for_record()
             except CannotRescueError as error:
                 self._why_none = str(error)
         if not offer:
@@ -285,7 +271,7 @@ class Rescue:
             self.why_not = self._why_none
         self._records.offer(encode_offer(offer))
 
-    def _choose(self, told: Mapping[int, Told]) -> Kept | None:
+    def _choose(self, told: Mapping[int, Told]) -> KnownBoundary | None:
         """Return the boundary that this replica is to save; None if it is not to."""
         numbers = {number for each in told.values() for number in each.offer}
         lacking: list[int] = []
@@ -296,7 +282,7 @@ class Rescue:
                 continue
             if by[0] != self._records.rank or not self._records.claim():
                 return None
-            return next(kept for kept in self._kept if kept.number == number)
+            return next(each for each in self._boundaries if each.number == number)
         if lacking:
             self.why_not = (
                 f"rank {', '.join(map(str, lacking))} has not come to the boundary, "
@@ -331,39 +317,38 @@ class Rescue:
         of_first = {
             state.name for state in self._states if state.has_parts_on_first_rank_only
         }
-        lacking = []
-        for rank in range(self._world_size):
-            if rank not in told:
-                # On another machine: nothing of its record can be read here. What it
-                # gave to a complete step is in the gradients; a part of a sum is lost.
-                but = of_first if rank else set()
-                is_summing = _is_summing(number, told.values(), but=but)
-                is_known = is_complete and not is_summing
-            elif number in told[rank].entries:
-                # It came to the boundary, and recorded what it had there.
-                is_known = told[rank].entries[number].cell >= 0
-            else:
-                # It died in front of it. What it gave to a complete step is in the
-                # gradients of all; and if it has drawn and added up just what the
-                # others had there, it would have done nothing more on its way.
-                own = told[rank].next
-                is_known = (
-                    own is not None
-                    and own.cell >= 0
-                    and is_complete
-                    and all(own.is_like(entry) for entry in entries)
-                    and not (rank == 0 and of_first)
-                )
-            if not is_known:
-                lacking.append(rank)
-        return lacking
 
-    def _save(self, kept: Kept, told: Mapping[int, Told]) -> None:
+        def is_known(rank: int) -> bool:
+            # On another machine: nothing of its record can be read here. What it gave
+            # to a complete step is in the gradients; a part of a sum is lost.
+            if rank not in told:
+                but = of_first if rank else set()
+                return is_complete and not _is_summing(number, told.values(), but=but)
+
+            # It came to the boundary, and recorded what it had there.
+            if number in told[rank].entries:
+                return told[rank].entries[number].cell >= 0
+
+            # It died in front of it. What it gave to a complete step is in the
+            # gradients of all; and if it has drawn and added up just what the others
+            # had there, it would have done nothing more on its way.
+            own = told[rank].next
+            return (
+                own is not None
+                and own.cell >= 0
+                and is_complete
+                and all(own.is_like(entry) for entry in entries)
+                and not (rank == 0 and of_first)
+            )
+
+        return [rank for rank in range(self._world_size) if not is_known(rank)]
+
+    def _save(self, boundary: KnownBoundary, told: Mapping[int, Told]) -> None:
         dead = [rank for rank, each in told.items() if not each.has_offered]
         whose = ", ".join(map(str, dead)) or "on another machine"
-        parts = [e.parts for each in told.values() if (e := each.at(kept.number))]
-        self._states.restrict_to(state for state, _ in kept.put_back)
-        for state, put_back in kept.put_back:
+        parts = [e.parts for each in told.values() if (e := each.at(boundary.number))]
+        self._states.restrict_to(state for state, _ in boundary.put_back)
+        for state, put_back in boundary.put_back:
             put_back()
             if own := [each[state.name] for each in parts if state.name in each]:
                 state.add_parts(own)
@@ -371,24 +356,24 @@ class Rescue:
         if self._generators.are_alike:  # The dead one's may be those of its last share.
             whose_generators = dict.fromkeys(told, self._records.rank)
         generators = {
-            rank: told[known].generators_at(kept.number)
+            rank: told[known].generators_at(boundary.number)
             for rank, known in whose_generators.items()
         }
         why = f"by rank {self._records.rank} after the death of rank {whose}"
         checkpoint = self._saver.save_alone(
-            kept.position.encode(),
+            boundary.position.encode(),
             {self._generators.name: generators},
             why=why,
             is_owner=0 in told and self._records.is_alive(0),
             timeout=self._grace,
         )
         if checkpoint.manifest.rescue == why:
-            self.outcome = f"rank {self._records.rank} saved {kept.position}"
-            logger.info("saved %s at %s %s", checkpoint.path, kept.position, why)
+            self.outcome = f"rank {self._records.rank} saved {boundary.position}"
+            logger.info("saved %s at %s %s", checkpoint.path, boundary.position, why)
 
     def close(self) -> None:
         """Give the records back."""
-        self._kept = []
+        self._boundaries = []
         self._records.close()
 
 
@@ -445,42 +430,3 @@ def _is_summing(number: int, told: Iterable[Told], *, but: set[str]) -> bool:
         or any(e.parts.keys() - but for n, e in each.entries.items() if n <= number)
         for each in told
     )
-
-
-class _Cost:
-    """Measures what boundaries take for it, and steps.
-
-    Of boundaries the processor time: on a busy machine others interrupt them, too.
-    """
-
-    def __init__(self) -> None:
-        self._spent: list[float] = []
-        self._gaps: list[float] = []
-        self._begun = self._ended = 0.0
-        self._is_measuring = True
-        self.microseconds = 0.0
-
-    def begin(self) -> None:
-        """Note that a boundary begins."""
-        if self._is_measuring:
-            self._gaps.append(time.perf_counter() - self._ended)
-            self._begun = time.thread_time()
-
-    def is_too_much(self, done_at: float | None) -> bool:
-        """Return, after some boundaries, whether the median is more than it may be.
-
-        Args:
-            done_at: Since when a GPU that was waited for has had no work, if so.
-        """
-        if not self._is_measuring:
-            return False
-        self._ended = time.perf_counter()
-        spent = time.thread_time() - self._begun
-        self._spent.append(spent if done_at is None else self._ended - done_at)
-        if len(self._spent) < _NUM_WARM_UP + _NUM_MEASURED:
-            return False
-        self._is_measuring = False
-        spent = statistics.median(self._spent[_NUM_WARM_UP:])
-        gap = statistics.median(self._gaps[_NUM_WARM_UP:])
-        self.microseconds = spent * 1e6
-        return spent > max(_MOST_SECONDS, _MOST_OF_STEP * gap)

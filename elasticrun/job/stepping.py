@@ -14,7 +14,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from elasticrun.errors import ElasticRunError, warn_at_program
-from elasticrun.job.current import job_if_any, loader_if_any, note_change, note_step
+from elasticrun.job.current import (
+    forget_boundaries,
+    job_if_any,
+    loader_if_any,
+    note_step,
+)
 
 # What is called instead of a method: takes (method, target, *args, **kwargs), of which
 # the first is the method as a function of the rest.
@@ -141,7 +146,8 @@ def _step_scheduler(method: Any, scheduler: Any, *args: Any, **kwargs: Any) -> A
 def _update_scaler(method: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
     if is_between_micro_batches():
         return None
-    note_change()  # The scale changes also where an optimizer has left its step out.
+    # The scale changes also where an optimizer has left its step out.
+    forget_boundaries()
     return method(scaler, *args, **kwargs)
 
 

@@ -8,7 +8,7 @@ import gc
 import torch._dynamo  # noqa: F401
 
 import elasticrun.data.combined
-import elasticrun.job.epochs
+import elasticrun.job.remaining
 import elasticrun.job.states
 import elasticrun.parallel.module
 import elasticrun.testing.replicas  # noqa: F401

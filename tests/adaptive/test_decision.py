@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from elasticrun.adaptive.decision import next_size
-from elasticrun.adaptive.goodput import choose
+from elasticrun.adaptive.goodput import choose, next_size
 from elasticrun.adaptive.noise import Noise
 from elasticrun.adaptive.step_time import StepTime, TimedSteps
 

@@ -29,7 +29,7 @@ LOADING = {
     Registry.load.__code__,
     Registry.load_alone.__code__,
     ReplayedStates.pass_anchor.__code__,  # Where the state is known that it has.
-    ReplayedStates.note.__code__,
+    ReplayedStates.remember.__code__,
 }
 
 

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from elasticrun import AdaptiveDataLoader, CheckpointError, LoopOrderError
 from elasticrun.data.order.shares import Shares
 from elasticrun.job.current import current_job
-from elasticrun.job.epochs import remaining_epochs_until
+from elasticrun.job.remaining import remaining_epochs_until
 from tests.support.data import Numbers, batches_of
 from tests.support.generations import generation
 

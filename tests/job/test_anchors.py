@@ -34,7 +34,7 @@ from elasticrun import (
 )
 from elasticrun.checkpoint.states.generators import Generators
 from elasticrun.checkpoint.states.noted import Noted
-from elasticrun.job.anchors import Anchors
+from elasticrun.job.replay import Anchors
 from elasticrun.testing import Job, run_generation
 from tests.support.data import Numbers
 from tests.support.generations import Crash, run_once

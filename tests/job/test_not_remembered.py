@@ -251,6 +251,20 @@ def test_values_that_are_not_plain_are_named_at_the_first_boundary(job: Job) -> 
         remember(Holder(), is_new=True)
 
 
+def test_a_list_that_takes_long_to_copy_is_named_or_noticed(job: Job) -> None:
+    holder = Counted()
+    put_back = remember(holder, is_new=True)
+    holder.history["losses"] = [0.5] * 70_000
+    put_back()
+    assert holder.history["losses"] == [1.0]
+    holder.history["losses"] = [0.5] * 70_000
+    with pytest.raises(CannotRescueError, match=r"'Counted' has a list \('history.los"):
+        remember(holder, is_new=True)
+    put_back = remember(holder)  # It has grown.
+    with pytest.raises(CannotRescueError, match="more of 'Counted' has changed"):
+        put_back()
+
+
 def test_what_each_replica_has_of_its_own_cannot_be_remembered(job: Job) -> None:
     class Own(Counted):
         is_per_replica = True

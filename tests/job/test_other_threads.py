@@ -11,7 +11,7 @@ import pytest
 
 from elasticrun.checkpoint.position import Position
 from elasticrun.job.loop import LoopOfSteps
-from elasticrun.job.progress import OpenLoops, Progress
+from elasticrun.job.progress import LoopStack, Progress
 
 
 def asked_while(thing: Any, name: str, goes_on: Callable[[], object]) -> Any:
@@ -36,7 +36,7 @@ def asked_while(thing: Any, name: str, goes_on: Callable[[], object]) -> Any:
 
 
 def test_loops_may_end_while_it_is_asked_what_a_boundary_waits_for() -> None:
-    loops = OpenLoops()
+    loops = LoopStack()
     for name in ("outer", "inner"):
         loops.begin(LoopOfSteps(name, 4, "train.py:7", world_size=1), "train.py:7")
     why = asked_while(loops, "why_no_boundary", loops.clear)

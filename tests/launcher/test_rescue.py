@@ -146,9 +146,7 @@ def test_kills_at_random_cost_no_step_and_change_no_bit(
     script = SCRIPT.with_name("mortal_programs.py") if is_long else SCRIPT
     options = ["--replicas", num_replicas, "--max-restarts", num_kills]
     own: dict[str, Any] = {"script": script, "PROGRAM": program}
-    # The steps of the short one are shorter than what boundaries may cost.
-    own |= {"ELASTICRUN_RESCUE": "on" if is_long else "always"}
-    own |= {"ELASTICRUN_SAVE_INTERVAL": save_interval}
+    own |= {"ELASTICRUN_RESCUE": "on", "ELASTICRUN_SAVE_INTERVAL": save_interval}
     if is_scaled:
         own |= {"ELASTICRUN_VIRTUAL_REPLICAS": 6, "command": LEISURELY}
     else:

@@ -22,10 +22,10 @@ from elasticrun.checkpoint.states.metrics import MetricState, find_metrics
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.states.stateful import StatefulState
 from elasticrun.errors import STOPPED
-from elasticrun.job.anchors import Anchors
 from elasticrun.job.boundary import Boundary
 from elasticrun.job.job import Job
 from elasticrun.job.loop import LoopedLoader
+from elasticrun.job.replay import Anchors
 from elasticrun.replicas.agreement import STOP
 from elasticrun.replicas.environment import Environment
 from elasticrun.saving.settings import Settings
@@ -285,7 +285,7 @@ class CheckedBoundary(Boundary):
             os.kill(os.getpid(), signal.SIGKILL)
         place = self._job.next_place()
         if self._job.recorder is not None:
-            is_put_off = any(reason() for reason in self._reasons)
+            is_put_off = self.is_waiting
             self._job.recorder.note("boundary", place=place, is_put_off=is_put_off)
         if place == self._plan.until:
             self._job.note("stop")

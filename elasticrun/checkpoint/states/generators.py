@@ -24,6 +24,7 @@ _MOST_IN_RECORD = 1 << 17  # Bytes of anchors, which go there anew at each one.
 # then whether there is a number for the next call of `gauss` or `randn`, and that.
 _PYTHON = struct.Struct("=i624Ii4xd")
 _NUMPY = struct.Struct("=624Iii4xd")
+_PYTHONS: Any = random.getstate.__self__  # type: ignore[attr-defined]
 _TWISTER = ctypes.c_char * 2500
 _KEPT = struct.Struct("=i4xd")
 _NOTHING = _KEPT.pack(0, 0.0)
@@ -311,23 +312,32 @@ class _Glance:
     def __init__(self) -> None:
         self._python = _memory_of_python()
         self._numpy = _memory_of_numpy()
-        self.parts: list[bytes] = []  # As of the last look,
-        self._packed = b""  # and all of them.
+        self._torchs: Any = ctypes.c_char * torch.default_generator.get_state().numel()
+        self._seen: Any = None  # At the last look,
+        self.parts: list[bytes] = []  # as it is saved,
+        self._packed = b""  # and all of that.
 
     def look(self, device: torch.device) -> bytes:
         """Return how they are; the same object as before, if they are the same."""
         state, gpus = torch.default_generator.get_state(), _gpus(device)
-        size_of_gpu = max([each.numel() for each in gpus.values()]) if gpus else 0
-        parts = [
-            _packed_python() if self._python is None else _read_python(self._python),
-            _packed_numpy() if self._numpy is None else _read_numpy(*self._numpy),
-            _SIZES.pack(state.numel(), size_of_gpu),
-            ctypes.string_at(state.data_ptr(), state.numel()),  # Sooner than by NumPy.
+        torchs = self._torchs.from_address(state.data_ptr()).raw
+        python = _packed_python() if self._python is None else self._python.raw
+        numpy = _packed_numpy() if self._numpy is None else self._numpy[0].raw
+        kept = b"" if self._numpy is None else self._numpy[1].raw
+        of_gpus = [(n, each.numpy().tobytes()) for n, each in gpus.items()]
+        seen = (torchs, python, _PYTHONS.gauss_next, numpy, kept, of_gpus)
+        if seen == self._seen:  # Mostly nobody has drawn.
+            return self._packed
+        self._seen = seen
+        self.parts = [
+            python if self._python is None else _read_python(self._python),
+            numpy + kept,
+            _SIZES.pack(len(torchs), len(of_gpus[0][1]) if of_gpus else 0),
+            torchs,
         ]
-        for number, each in gpus.items():
-            parts += [_GPU.pack(number), each.numpy().tobytes()]
-        if parts != self.parts:
-            self.parts, self._packed = parts, b"".join(parts)
+        for number, data in of_gpus:
+            self.parts += [_GPU.pack(number), data]
+        self._packed = b"".join(self.parts)
         return self._packed
 
 
@@ -337,7 +347,7 @@ def _packed_python() -> bytes:
 
 
 def _read_python(twister: Any) -> bytes:
-    kept = random.getstate.__self__.gauss_next  # type: ignore[attr-defined]
+    kept = _PYTHONS.gauss_next
     raw: bytes = twister.raw  # Not in one expression: this is read at each boundary.
     return raw + (_NOTHING if kept is None else _KEPT.pack(1, kept))
 
@@ -347,8 +357,7 @@ def _memory_of_python() -> Any:
 
     CPython has it behind the object's header.
     """
-    generator = random.getstate.__self__  # type: ignore[attr-defined]
-    twister = _TWISTER.from_address(id(generator) + object.__basicsize__)
+    twister = _TWISTER.from_address(id(_PYTHONS) + object.__basicsize__)
     return twister if _read_python(twister) == _packed_python() else None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ _SAVING = ("state_dict", "_save_to_state_dict", "get_extra_state")
 # Whose ways of saving these are, if they are no module's own.
 _KNOWN = ("torch.nn.", "torchmetrics.", "elasticrun.")
 _CHANGE_LATER = "change them behind optimizer.step(), not in the forward pass"
+_VERSION = attrgetter("_version")
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -55,6 +57,7 @@ class ModuleWatch:
         self._copied: Any = None  # What a look at large buffers has seen then.
         self._num_copied = 0
         self._seen: Any = None  # Of the parameters, and of a gradient.
+        self._with_gradient: Tensor | None = None
         self._gradient: Any = None
         self._wait = False
 
@@ -124,8 +127,11 @@ class ModuleWatch:
 
     def _note_gradients(self, parameters: Any) -> None:
         """Find out if gradients wait: if they have changed and the parameters not."""
-        gradients = (each.grad for each in self._trained)
-        first = next((each for each in gradients if each is not None), None)
+        with_one = self._with_gradient
+        if with_one is None or with_one.grad is None:
+            trained = (each for each in self._trained if each.grad is not None)
+            self._with_gradient = with_one = next(trained, None)
+        first = None if with_one is None else with_one.grad
         gradient = None if first is None else (id(first), first._version)
         has_stepped = parameters != (self._seen or parameters)
         self._wait = not (first is None or has_stepped) and (
@@ -219,7 +225,7 @@ class _Watched:
 
     def read(self) -> bytes:
         """Return the bytes of those on the CPU."""
-        places = [each.data_ptr() for each in self.tensors]
+        places = [*map(Tensor.data_ptr, self.tensors)]
         if places != self._places:  # Where they were may be no memory any more.
             self._places = places
             parts = [self._part(each) for each in self.tensors]
@@ -247,7 +253,7 @@ def _are_these(tensors: list[Tensor], now: Iterable[Tensor]) -> bool:
 
 
 def _versions(tensors: list[Tensor]) -> list[int]:
-    return [each._version for each in tensors]
+    return [*map(_VERSION, tensors)]
 
 
 def _is_small(tensor: Tensor) -> bool:

@@ -29,7 +29,8 @@ from elasticrun.checkpoint.states.stateful import local_shard
 from elasticrun.checkpoint.states.values import SHARDED_KINDS
 
 _MOST_COPIED = 1 << 10  # Elements of a tensor or an array; most that count are small.
-_MOST_VALUES = 1 << 14  # In one container, if not all of them are plain.
+_MOST_VALUES = 1 << 14  # In one container, if not all of them are plain,
+_MOST_PLAIN = 1 << 16  # or if they are: they are copied at each boundary.
 _LARGEST_INT = 1 << 2000  # In a form: unpicklers that execute nothing refuse others.
 _DEEPEST = 32  # Deeper values may contain themselves.
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
@@ -312,14 +313,14 @@ def _remember(value: Any, depth: int, tensors: list[_Tensor] | None = None) -> A
     kind = type(value)
     if kind in _PLAIN:
         return value
-    if kind is list and _PLAIN.issuperset(map(type, value)):  # As most are, of a state.
+    if kind is list and _are_plain(value):  # As most are, of a state.
         return _Container(kind, value[:], value)
     if depth < _DEEPEST and _is_container(kind):
         parts = _parts_of(value)
         if kind in (set, frozenset):
             if all(map(_is_fixed, parts)):
                 return _Container(kind, parts, value)
-        elif type(parts) is list and _PLAIN.issuperset(map(type, parts)):
+        elif type(parts) is list and _are_plain(parts):
             return _Container(kind, parts, value)
         elif len(parts) <= _MOST_VALUES:
             return _Container(kind, _remember_all(parts, depth + 1, tensors), value)
@@ -328,6 +329,10 @@ def _remember(value: Any, depth: int, tensors: list[_Tensor] | None = None) -> A
     if kind is np.ndarray and value.size <= _MOST_COPIED and not value.dtype.hasobject:
         return _Array(value.copy(), value)
     return value if _is_fixed(value) else _Unknown(kind)
+
+
+def _are_plain(values: list[Any]) -> bool:
+    return len(values) <= _MOST_PLAIN and _PLAIN.issuperset(map(type, values))
 
 
 def _remember_tensor(value: torch.Tensor, tensors: list[_Tensor] | None) -> _Node:

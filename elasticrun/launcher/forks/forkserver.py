@@ -30,7 +30,7 @@ _TORCH = (
     "torch.distributed",
     "torch.utils.data",
     "elasticrun.data.combined",
-    "elasticrun.job.epochs",
+    "elasticrun.job.remaining",
     "elasticrun.parallel.module",
     "elasticrun.job.states",
     "elasticrun.launcher.replica.reporter",

@@ -16,7 +16,7 @@ from elasticrun import (
     save_all_states,
 )
 from elasticrun.checkpoint.events import read_events
-from elasticrun.job import history
+from elasticrun.job import event_writer
 from tests.support.generations import Crash, run_once
 from tests.support.stage import wait_until
 
@@ -71,7 +71,7 @@ def has_positions(folder: Path, number: int) -> bool:
 def test_positions_are_noted_while_it_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history, "_SHORTEST", 0.001)
+    monkeypatch.setattr(event_writer, "_SHORTEST", 0.001)
 
     def train() -> None:
         for number, _ in enumerate(AdaptiveDataLoader(range(3), 1)):

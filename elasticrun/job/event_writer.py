@@ -17,7 +17,7 @@ _PATIENCE = 5.0
 _SHORTEST, _LONGEST, _GROWTH = 0.5, 30.0, 0.02
 
 
-class History:
+class EventWriter:
     """Appends to the job's events on rank 0, without any cost for training.
 
     A survivor appends the checkpoint of a rescue.
@@ -52,10 +52,10 @@ class History:
     def begin(self, **values: Any) -> None:
         """Note that the generation begins, and from now on where it is; on rank 0."""
         if self._is_first:
-            self._note("begin", **values, **_where(self._progress.position))
+            self._write("begin", **values, **_where(self._progress.position))
             self._thread.start()
 
-    def note_captured(self, position: dict[str, Any]) -> None:
+    def keep_captured(self, position: dict[str, Any]) -> None:
         """Remember what the next checkpoint holds; in the training thread."""
         progress = self._progress
         num_passed = progress.num_passed
@@ -63,13 +63,13 @@ class History:
             num_passed -= progress.index - position["index"]  # In a rescue.
         self._captured = num_passed, self._states.numbers()
 
-    def note_committed(
+    def write_checkpoint(
         self, checkpoint: Checkpoint, paused: float, seconds: float
     ) -> None:
         """Note a checkpoint; in the thread that has written it."""
         manifest = checkpoint.manifest
         num_passed, values = self._captured
-        self._note(
+        self._write(
             "checkpoint",
             checkpoint=checkpoint.number,
             samples=num_passed,
@@ -90,7 +90,7 @@ class History:
         self._has_closed.set()
         if self._is_first:
             self._thread.join(_PATIENCE)  # It may be in a write to a disk that hangs.
-            self._note_position("leave", code=code)
+            self._write_position("leave", code=code)
 
     def _run(self) -> None:
         seconds, num_passed = _SHORTEST, 0
@@ -98,14 +98,14 @@ class History:
             seconds *= 1 + _GROWTH
             if self._progress.num_passed != num_passed:
                 num_passed = self._progress.num_passed
-                self._note_position("progress")
+                self._write_position("progress")
 
-    def _note_position(self, kind: str, **values: Any) -> None:
+    def _write_position(self, kind: str, **values: Any) -> None:
         where = _where(self._progress.position)
         where["num_epochs"] = self._progress.num_epochs
-        self._note(kind, samples=self._progress.num_passed, **where, **values)
+        self._write(kind, samples=self._progress.num_passed, **where, **values)
 
-    def _note(self, kind: str, **values: Any) -> None:
+    def _write(self, kind: str, **values: Any) -> None:
         own = {"generation": self._generation, **values}
         self._log.write(kind, may_rotate=self._is_first, **own)
 
