@@ -99,6 +99,11 @@ class VirtualReplicas(BaseState):
         self._ends.append(act)
         self._views.append(view)
 
+    @property
+    def num_models(self) -> int:
+        """How many models are trained so."""
+        return len(self._ends)
+
     @contextmanager
     def seen_alike(self) -> Iterator[None]:
         """Let what averages a model see the buffers that all processes will have."""

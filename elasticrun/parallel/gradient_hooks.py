@@ -361,6 +361,9 @@ class GradientHooks:
         loader = loader_if_any()
         if loader is not None and self._hides_in(loader):
             self._partial.hide(parameter)
+            if self._virtual is not None and loader.is_step:
+                with self._lock:
+                    self._virtual.send_ready(parameter, self._partial.sum_of)
 
     def _hides_in(self, loader: LoopedLoader) -> bool:
         """Return whether the gradients of a micro-batch go out of sight."""

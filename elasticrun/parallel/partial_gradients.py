@@ -143,11 +143,7 @@ class PartialGradients:
 
     def show_means(self, virtual: VirtualReduction) -> None:
         """Put the mean gradients over all shares into `.grad`. Collective."""
-        sums = {**self._due}
-        for parameter, others in self._others.items():
-            due = self._due.get(parameter)
-            sums[parameter] = others if due is None else due.plus(*_one_of(others))
-        means = virtual.means(sums)
+        means = virtual.means(self.sum_of)
         if self.counts_met - {None}:
             factor = torch.as_tensor(self._weighing.correction(self.counts_met))
             for each in means.values():
@@ -163,6 +159,13 @@ class PartialGradients:
                 parameter.grad = mean if aside is None else mean.add_(aside)
                 self._shown[parameter] = mean, mean._version
         self.hides, self.shown_in = False, current_micro_batch()
+
+    def sum_of(self, parameter: Tensor) -> TreeSum | None:
+        """Return what the step is to have of a parameter's gradient, if anything."""
+        due, others = self._due.get(parameter), self._others.get(parameter)
+        if due is None or others is None:
+            return others if due is None else due
+        return due.plus(*_one_of(others))
 
     def check_shown(self) -> None:
         """Refuse another backward pass when the mean gradients have been changed."""

@@ -9,7 +9,7 @@ halves, or the one half that there is. Of six shares, with two of them left out:
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -93,48 +93,95 @@ def add_to(first: Tensor, second: Tensor) -> Tensor:
     return second + first if first.is_sparse else first.add_(second)
 
 
+# Returns what this process has of a parameter's gradient, if any share has one.
+SumOf = Callable[[Tensor], TreeSum | None]
+
+
 class TreeReduction:
     """Adds up the gradients of all processes' shares, exactly as one process would.
 
-    Each process sends every other one a slice of the nodes that its run has, which adds
-    the rest of the tree for that slice; then the slices of the total are gathered. With
-    one share a process that is the traffic of a ring all-reduce. What is missing is
-    -0.0 there, which leaves every number as it is, also -0.0.
+    They go in buckets, as in DDP: the last parameters' first, whose gradients come
+    first. A bucket is sent during the backward pass once it is complete, and those
+    before it are sent; the last one when the pass has ended.
 
     Args:
         parameters: Those of one module, in the same order in each process.
         num_shares: Of a global batch.
+        bucket_bytes: What a bucket holds, and the first one.
     """
 
     def __init__(
-        self, parameters: Sequence[Tensor], *, num_shares: int, rank: int, size: int
+        self,
+        parameters: Sequence[Tensor],
+        *,
+        num_shares: int,
+        rank: int,
+        size: int,
+        bucket_bytes: Sequence[int] = (1 << 20, 25 << 20),
     ) -> None:
         self._parameters = parameters
         self._num_shares = num_shares
+        self._bucket_bytes = bucket_bytes
         self._rank = rank
         shares = range(num_shares)
         self._runs = [partition(shares, r, num_parts=size) for r in range(size)]
         self._nodes = [_first_shares(run) for run in self._runs]
+        self._kinds: list[Any] = []  # Of the parameters that the buckets are for.
+        self._buckets: list[_Bucket] = []
+        self._bucket_of: dict[Tensor, int] = {}
+        # In the backward pass under way: the gradients that each bucket waits for, how
+        # many buckets were sent, and whether a gradient came behind its bucket.
+        self._awaited: list[set[Tensor]] = []
+        self._num_sent = 0
+        self._is_late = False
 
     def new_sum(self) -> TreeSum:
         """Return the sum of no gradient yet, of one parameter in this process."""
         return TreeSum(self._runs[self._rank].start)
 
-    def means(self, sums: Mapping[Tensor, TreeSum]) -> dict[Tensor, Tensor]:
+    def begin_pass(self) -> None:
+        """Prepare a backward pass behind which gradients are asked for."""
+        if len(self._runs) == 1:
+            return
+        kinds = [
+            (each.dtype, each.device) if each.requires_grad else None
+            for each in self._parameters
+        ]
+        if kinds != self._kinds:
+            self._kinds = kinds
+            self._fill_buckets()
+        self._awaited = [set(bucket.parameters) for bucket in self._buckets]
+        self._num_sent, self._is_late = 0, False
+
+    def send_ready(self, parameter: Tensor, sum_of: SumOf) -> None:
+        """Send the buckets that are complete once a parameter has its gradient."""
+        number = self._bucket_of.get(parameter)
+        if number is None:
+            return
+        # Reentrant checkpoints that share a parameter bring it two gradients in a pass.
+        self._is_late |= number < self._num_sent
+        self._awaited[number].discard(parameter)
+        while self._num_sent < len(self._buckets) - 1:
+            if self._awaited[self._num_sent]:
+                break
+            self._send_next(sum_of)
+
+    def means(self, sum_of: SumOf) -> dict[Tensor, Tensor]:
         """Return the mean gradient of each parameter for which a share has any.
 
         Collective, with several processes.
         """
-        trained = [each for each in self._parameters if each.requires_grad]
-        totals: dict[Tensor, Tensor] = {}
         if len(self._runs) == 1:
-            totals = {each: sums[each].total() for each in trained if each in sums}
+            trained = (each for each in self._parameters if each.requires_grad)
+            sums = {each: sum_of(each) for each in trained}
+            totals = {
+                each: own.total() for each, own in sums.items() if own is not None
+            }
         else:
-            kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-            for each in trained:
-                kinds.setdefault((each.dtype, each.device), []).append(each)
-            for parameters in kinds.values():
-                totals |= self._exchanged(parameters, sums)
+            totals, was_late = self._received(sum_of)
+            if was_late:  # Some process has added to what it had sent.
+                self._num_sent, self._is_late = 0, False
+                totals, _ = self._received(sum_of)
         # In memory of their own that is laid out as the parameter, as autograd has it:
         # a norm adds in the order in which numbers lie there.
         return {
@@ -144,41 +191,126 @@ class TreeReduction:
             for each, total in totals.items()
         }
 
-    def _exchanged(
-        self, parameters: list[Tensor], sums: Mapping[Tensor, TreeSum]
-    ) -> dict[Tensor, Tensor]:
-        """Return the total gradients of parameters of one kind."""
-        size, first = len(self._runs), parameters[0].detach()
-        # Behind the gradients there is a number for each, 0 where no share has one.
-        lengths = [each.numel() for each in parameters] + [1] * len(parameters)
-        slice_ = -(-sum(lengths) // size)
-        most = max(map(len, self._nodes))
-        sent = first.new_full((most, size * slice_), -0.0)
-        split: Any = torch.split  # Which torch has left untyped.
-        rows = [split(row[: sum(lengths)], lengths) for row in sent]
+    def _fill_buckets(self) -> None:
+        trained = [each for each in self._parameters if each.requires_grad][::-1]
+        numbers, _ = dist._compute_bucket_assignment_by_size(
+            trained, self._bucket_bytes
+        )
+        self._buckets = [
+            _Bucket([trained[number] for number in of_one], self._nodes, self._rank)
+            for of_one in numbers
+        ]
+        self._bucket_of = {
+            each: number
+            for number, bucket in enumerate(self._buckets)
+            for each in bucket.parameters
+        }
+
+    def _send_next(self, sum_of: SumOf) -> None:
         end = self._runs[self._rank].stop
-        for place, parameter in enumerate(parameters):
-            own = sums[parameter].nodes_before(end) if parameter in sums else []
-            for share, value in own:
-                row = rows[bisect_right(self._nodes[self._rank], share) - 1]
-                row[place].view_as(value).copy_(value)
-                row[len(parameters) + place].fill_(1.0)
-        sent = sent.view(most, size, slice_).transpose(0, 1).contiguous()
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent)
+        bucket = self._buckets[self._num_sent]
+        sums = [sum_of(each) for each in bucket.parameters]
+        nodes = [[] if own is None else own.nodes_before(end) for own in sums]
+        bucket.send(nodes, is_late=self._is_late)
+        self._num_sent += 1
+
+    def _received(self, sum_of: SumOf) -> tuple[dict[Tensor, Tensor], bool]:
+        """Return the totals, and whether any process has marked a gradient as late."""
+        while self._num_sent < len(self._buckets):
+            self._send_next(sum_of)
+        for bucket in self._buckets:
+            bucket.gather()
+        totals: dict[Tensor, Tensor] = {}
+        was_late = False
+        for bucket in self._buckets:
+            found, was_late = bucket.totals()
+            totals |= found
+        return totals, was_late
+
+
+class _Bucket:
+    """Adds up what all processes have for some parameters of one kind.
+
+    1. Each process lays the nodes that its run has into rows, one below the other. What
+       is missing is -0.0 there, which leaves every number as it is, also -0.0.
+    2. It sends each process a slice of its rows (all-to-all).
+    3. Each adds the rest of the tree for its slice, and all gather the slices.
+
+    With one share a process that is the traffic of a ring all-reduce. Two processes
+    with a node each do one: the sum of two numbers is the same in either order.
+
+    Args:
+        parameters: Of one type and device.
+        nodes: The first share of each node that a process has, by the processes.
+        rank: Of this one.
+    """
+
+    def __init__(
+        self, parameters: list[Tensor], nodes: list[list[int]], rank: int
+    ) -> None:
+        self.parameters = parameters
+        self._nodes = nodes
+        self._rank = rank
+        self._num_rows = max(map(len, nodes))
+        self._is_pair = len(nodes) == 2 and self._num_rows == 1
+        # Behind the gradients there is a mark for each, not 0 where a share has one,
+        # and one for a gradient that came behind its bucket.
+        self._lengths = [each.numel() for each in parameters]
+        self._length = sum(self._lengths) + len(parameters) + 1
+        self._slice = -(-self._length // len(nodes))
+        self._values = self._whole = torch.empty(0)  # As received, and in the end.
+        self._work: Any = None
+
+    def send(self, nodes: list[list[tuple[int, Tensor]]], *, is_late: bool) -> None:
+        """Send this process's nodes of each parameter; does not wait. Collective."""
+        like, size = self.parameters[0].detach(), len(self._nodes)
+        nothing = like.new_full((), -0.0)
+        missing = [nothing.expand(length) for length in self._lengths]
+        rows = [[*missing] for _ in self._nodes[self._rank]]
+        marks = [[0.0] * len(missing) + [float(is_late)] for _ in rows]
+        for place, of_one in enumerate(nodes):
+            for share, value in of_one:
+                row = bisect_right(self._nodes[self._rank], share) - 1
+                rows[row][place] = value.reshape(-1)
+                marks[row][place] = 1.0
+        sent = like.new_empty((self._num_rows, size * self._slice))
+        for row, gradients, marked in zip(sent, rows, marks, strict=False):
+            torch.cat([*gradients, like.new_tensor(marked)], out=row[: self._length])
+        if self._is_pair:
+            self._whole = sent[0]
+            self._work = dist.all_reduce(self._whole, async_op=True)
+            return
+        sent = sent.view(-1, size, self._slice).transpose(0, 1).contiguous()
+        self._values = torch.empty_like(sent)
+        self._work = dist.all_to_all_single(self._values, sent, async_op=True)
+
+    def gather(self) -> None:
+        """Add what has come, and gather what all have added. Collective."""
+        self._work.wait()
+        if self._is_pair:
+            return
         tree = TreeSum()
-        for nodes, values in zip(self._nodes, received, strict=True):
+        for nodes, values in zip(self._nodes, self._values, strict=True):
             for share, value in zip(nodes, values, strict=False):
                 tree.add(share, value)
-        whole = first.new_empty(size * slice_)
-        dist.all_gather(list(split(whole, slice_)), tree.total().contiguous())
-        totals = split(whole[: sum(lengths)], lengths)
-        marks = torch.cat(totals[len(parameters) :]).tolist()
-        return {
-            parameter: total.view_as(parameter)
-            for parameter, total, mark in zip(parameters, totals, marks, strict=False)
+        own = tree.total().contiguous()
+        self._whole = own.new_empty(len(self._nodes) * self._slice)
+        self._work = dist.all_gather_into_tensor(self._whole, own, async_op=True)
+
+    def totals(self) -> tuple[dict[Tensor, Tensor], bool]:
+        """Return the totals of what any share has, and whether one came late."""
+        self._work.wait()
+        num_marks = len(self.parameters) + 1
+        split: Any = torch.split  # Which torch has left untyped.
+        *parts, marks = split(self._whole[: self._length], [*self._lengths, num_marks])
+        *has_any, is_late = marks.tolist()
+        totals = {
+            each: total.view_as(each)
+            for each, total, mark in zip(self.parameters, parts, has_any, strict=True)
             if mark
         }
+        self._values = self._whole = torch.empty(0)
+        return totals, bool(is_late)
 
 
 def _first_shares(run: range) -> list[int]:

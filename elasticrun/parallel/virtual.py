@@ -19,7 +19,7 @@ from elasticrun.job.loop import Loop, LoopedLoader, LoopOfSteps
 from elasticrun.job.virtual import VirtualReplicas
 from elasticrun.parallel.collectives import collective_in_backward
 from elasticrun.parallel.reduction import broadcast, check_even
-from elasticrun.parallel.tree import TreeReduction, TreeSum
+from elasticrun.parallel.tree import SumOf, TreeReduction
 
 # Of DDP, which say only how it does what is not done here.
 _OPTIONS = (
@@ -101,6 +101,8 @@ class VirtualReduction:
                 "Train in a loop over an AdaptiveDataLoader, or leave virtual_replicas "
                 "out."
             )
+        if loader.is_step:
+            self.tree.begin_pass()
         if loader.running_loop is self._checked_loop or self._is_alone:
             return
         self._checked_loop = loader.running_loop
@@ -116,12 +118,21 @@ class VirtualReduction:
         """Keep the buffers as they are now, behind the backward pass of a share."""
         self._buffers.leave()
 
-    def means(self, sums: Mapping[Tensor, TreeSum]) -> dict[Tensor, Tensor]:
+    def send_ready(self, parameter: Tensor, sum_of: SumOf) -> None:
+        """Send gradients on their way while the backward pass goes on.
+
+        Not those of several models: gradients of these may come in one pass, and in
+        another order in each process, where shares leave parameters out.
+        """
+        if self.replicas.num_models == 1:
+            self.tree.send_ready(parameter, sum_of)
+
+    def means(self, sum_of: SumOf) -> dict[Tensor, Tensor]:
         """Return the mean gradients over the shares of all processes. Collective."""
         if not self._is_alone:
             self._job.in_step.num_reductions += 1
         self._buffers.send()
-        means = self.tree.means(sums)
+        means = self.tree.means(sum_of)
         if not self._is_alone and self._job.rescue is not None:
             self._job.rescue.note_reduction()
         return means
