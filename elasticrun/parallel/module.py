@@ -196,7 +196,7 @@ class AdaptiveDataParallel(nn.Module):
             )
         # Past nn.Module's own __setattr__, whose modules take longer to be found.
         object.__setattr__(self, "_replica", replica)
-        job.boundary.put_off_while(lambda: self._gradient_hooks.has_unstepped)
+        job.boundary.put_off_while(lambda: self._gradient_hooks.awaits_step)
 
         # Register what checkpoints have, and load it, in one order on all replicas. The
         # module comes before the optimizers, whose states are moved to its parameters.
@@ -295,7 +295,7 @@ class AdaptiveDataParallel(nn.Module):
             self._gradient_hooks.unhook()  # The new DDP's hooks come before them.
             reduction.renew()
         if self.training and not is_compiling():
-            self._read_ahead.note_forward(loop_if_any())
+            self._read_ahead.on_forward(loop_if_any())
         is_step = self._gradient_hooks.prepare(is_training=self.training)
         if reduction is None:
             return self._replica(*args, **kwargs)

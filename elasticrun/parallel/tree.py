@@ -93,8 +93,8 @@ def add_to(first: Tensor, second: Tensor) -> Tensor:
     return second + first if first.is_sparse else first.add_(second)
 
 
-# Returns what this process has of a parameter's gradient, if any share has one.
-SumOf = Callable[[Tensor], TreeSum | None]
+# Returns what this process has of a gradient, by its parameter's number, if anything.
+SumOf = Callable[[int], TreeSum | None]
 
 
 class TreeReduction:
@@ -128,10 +128,10 @@ class TreeReduction:
         self._nodes = [_first_shares(run) for run in self._runs]
         self._kinds: list[Any] = []  # Of the parameters that the buckets are for.
         self._buckets: list[_Bucket] = []
-        self._bucket_of: dict[Tensor, int] = {}
-        # In the backward pass under way: the gradients that each bucket waits for, how
+        self._bucket_of: dict[int, int] = {}
+        # In the backward pass under way: how many gradients each bucket waits for, how
         # many buckets were sent, and whether a gradient came behind its bucket.
-        self._awaited: list[set[Tensor]] = []
+        self._num_awaited: list[int] = []
         self._num_sent = 0
         self._is_late = False
 
@@ -150,33 +150,30 @@ class TreeReduction:
         if kinds != self._kinds:
             self._kinds = kinds
             self._fill_buckets()
-        self._awaited = [set(bucket.parameters) for bucket in self._buckets]
+        self._num_awaited = [len(bucket.numbers) for bucket in self._buckets]
         self._num_sent, self._is_late = 0, False
 
-    def send_ready(self, parameter: Tensor, sum_of: SumOf) -> None:
+    def send_ready(self, number: int, sum_of: SumOf) -> None:
         """Send the buckets that are complete once a parameter has its gradient."""
-        number = self._bucket_of.get(parameter)
-        if number is None:
+        if len(self._buckets) < 2:
             return
+        bucket = self._bucket_of[number]
+        self._num_awaited[bucket] -= 1
         # Reentrant checkpoints that share a parameter bring it two gradients in a pass.
-        self._is_late |= number < self._num_sent
-        self._awaited[number].discard(parameter)
+        self._is_late |= bucket < self._num_sent
         while self._num_sent < len(self._buckets) - 1:
-            if self._awaited[self._num_sent]:
+            if self._num_awaited[self._num_sent] > 0:
                 break
             self._send_next(sum_of)
 
-    def means(self, sum_of: SumOf) -> dict[Tensor, Tensor]:
+    def means(self, sum_of: SumOf) -> dict[int, Tensor]:
         """Return the mean gradient of each parameter for which a share has any.
 
         Collective, with several processes.
         """
         if len(self._runs) == 1:
-            trained = (each for each in self._parameters if each.requires_grad)
-            sums = {each: sum_of(each) for each in trained}
-            totals = {
-                each: own.total() for each, own in sums.items() if own is not None
-            }
+            sums = {number: sum_of(number) for number in self._trained()}
+            totals = {number: own.total() for number, own in sums.items() if own}
         else:
             totals, was_late = self._received(sum_of)
             if was_late:  # Some process has added to what it had sent.
@@ -184,43 +181,51 @@ class TreeReduction:
                 totals, _ = self._received(sum_of)
         # In memory of their own that is laid out as the parameter, as autograd has it:
         # a norm adds in the order in which numbers lie there.
-        return {
-            each: torch.div(
-                total, self._num_shares, out=torch.empty_like(each, requires_grad=False)
-            )
-            for each, total in totals.items()
-        }
+        found: dict[int, Tensor] = {}
+        for number, total in totals.items():
+            like = torch.empty_like(self._parameters[number], requires_grad=False)
+            found[number] = torch.div(total, self._num_shares, out=like)
+        return found
+
+    def _trained(self) -> list[int]:
+        return [n for n, each in enumerate(self._parameters) if each.requires_grad]
 
     def _fill_buckets(self) -> None:
-        trained = [each for each in self._parameters if each.requires_grad][::-1]
-        numbers, _ = dist._compute_bucket_assignment_by_size(
-            trained, self._bucket_bytes
+        trained = self._trained()[::-1]
+        parameters = [self._parameters[number] for number in trained]
+        places, _ = dist._compute_bucket_assignment_by_size(
+            parameters, self._bucket_bytes
         )
         self._buckets = [
-            _Bucket([trained[number] for number in of_one], self._nodes, self._rank)
-            for of_one in numbers
+            _Bucket(
+                [trained[place] for place in of_one],
+                [parameters[place] for place in of_one],
+                self._nodes,
+                self._rank,
+            )
+            for of_one in places
         ]
         self._bucket_of = {
-            each: number
-            for number, bucket in enumerate(self._buckets)
-            for each in bucket.parameters
+            number: place
+            for place, bucket in enumerate(self._buckets)
+            for number in bucket.numbers
         }
 
     def _send_next(self, sum_of: SumOf) -> None:
         end = self._runs[self._rank].stop
         bucket = self._buckets[self._num_sent]
-        sums = [sum_of(each) for each in bucket.parameters]
-        nodes = [[] if own is None else own.nodes_before(end) for own in sums]
+        sums = [sum_of(number) for number in bucket.numbers]
+        nodes = [own.nodes_before(end) if own else [] for own in sums]
         bucket.send(nodes, is_late=self._is_late)
         self._num_sent += 1
 
-    def _received(self, sum_of: SumOf) -> tuple[dict[Tensor, Tensor], bool]:
+    def _received(self, sum_of: SumOf) -> tuple[dict[int, Tensor], bool]:
         """Return the totals, and whether any process has marked a gradient as late."""
         while self._num_sent < len(self._buckets):
             self._send_next(sum_of)
         for bucket in self._buckets:
             bucket.gather()
-        totals: dict[Tensor, Tensor] = {}
+        totals: dict[int, Tensor] = {}
         was_late = False
         for bucket in self._buckets:
             found, was_late = bucket.totals()
@@ -240,15 +245,21 @@ class _Bucket:
     with a node each do one: the sum of two numbers is the same in either order.
 
     Args:
-        parameters: Of one type and device.
+        numbers: Of the parameters.
+        parameters: All of one type and device.
         nodes: The first share of each node that a process has, by the processes.
         rank: Of this one.
     """
 
     def __init__(
-        self, parameters: list[Tensor], nodes: list[list[int]], rank: int
+        self,
+        numbers: list[int],
+        parameters: list[Tensor],
+        nodes: list[list[int]],
+        rank: int,
     ) -> None:
-        self.parameters = parameters
+        self.numbers = numbers
+        self._parameters = parameters
         self._nodes = nodes
         self._rank = rank
         self._num_rows = max(map(len, nodes))
@@ -263,7 +274,7 @@ class _Bucket:
 
     def send(self, nodes: list[list[tuple[int, Tensor]]], *, is_late: bool) -> None:
         """Send this process's nodes of each parameter; does not wait. Collective."""
-        like, size = self.parameters[0].detach(), len(self._nodes)
+        like, size = self._parameters[0].detach(), len(self._nodes)
         nothing = like.new_full((), -0.0)
         missing = [nothing.expand(length) for length in self._lengths]
         rows = [[*missing] for _ in self._nodes[self._rank]]
@@ -297,19 +308,16 @@ class _Bucket:
         self._whole = own.new_empty(len(self._nodes) * self._slice)
         self._work = dist.all_gather_into_tensor(self._whole, own, async_op=True)
 
-    def totals(self) -> tuple[dict[Tensor, Tensor], bool]:
+    def totals(self) -> tuple[dict[int, Tensor], bool]:
         """Return the totals of what any share has, and whether one came late."""
         self._work.wait()
-        num_marks = len(self.parameters) + 1
+        num_marks = len(self.numbers) + 1
         split: Any = torch.split  # Which torch has left untyped.
         *parts, marks = split(self._whole[: self._length], [*self._lengths, num_marks])
         *has_any, is_late = marks.tolist()
-        totals = {
-            each: total.view_as(each)
-            for each, total, mark in zip(self.parameters, parts, has_any, strict=True)
-            if mark
-        }
         self._values = self._whole = torch.empty(0)
+        found = zip(self.numbers, self._parameters, parts, has_any, strict=True)
+        totals = {number: part.view_as(p) for number, p, part, has in found if has}
         return totals, bool(is_late)
 
 

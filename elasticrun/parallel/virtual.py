@@ -118,16 +118,16 @@ class VirtualReduction:
         """Keep the buffers as they are now, behind the backward pass of a share."""
         self._buffers.leave()
 
-    def send_ready(self, parameter: Tensor, sum_of: SumOf) -> None:
+    def send_ready(self, number: int, sum_of: SumOf) -> None:
         """Send gradients on their way while the backward pass goes on.
 
         Not those of several models: gradients of these may come in one pass, and in
         another order in each process, where shares leave parameters out.
         """
         if self.replicas.num_models == 1:
-            self.tree.send_ready(parameter, sum_of)
+            self.tree.send_ready(number, sum_of)
 
-    def means(self, sum_of: SumOf) -> dict[Tensor, Tensor]:
+    def means(self, sum_of: SumOf) -> dict[int, Tensor]:
         """Return the mean gradients over the shares of all processes. Collective."""
         if not self._is_alone:
             self._job.in_step.num_reductions += 1
