@@ -285,7 +285,7 @@ class GradientHooks:
 
         self._nodes.append(node)
         self._hooks.append(node.register_prehook(before))
-        if self._kind != _HIDE:
+        if self._kind != _HIDE or (self._virtual and not self._virtual.sends_early):
             return
         after = functools.partial(self._after_adding, held)
         if self._searches_unused:
@@ -320,8 +320,9 @@ class GradientHooks:
                 under_way = self._pass = self._begin_pass()
             counts_met = self._weighing.counts_met
             if under_way.hides:
-                self._partial.make_room(held)
                 self._partial.counts_met |= counts_met or {None}
+                if self._virtual is None:
+                    self._partial.make_room(held)
         weighed = self._weigh(under_way, gradient, counts_met)
         if self._measuring is not None and gradient is not None:
             self._measuring.add(
@@ -371,6 +372,8 @@ class GradientHooks:
             self._partial.check_shown()
         if loader is not None and (not loader.is_step or self._virtual is not None):
             self._hide_earlier(loader)
+            if self._virtual is not None:
+                self._partial.begin_pass()
             return _Pass(loader, hides=True, is_step=loader.is_step)
         self._awaits_backward = False
         correction = self._partial.show()
@@ -381,22 +384,24 @@ class GradientHooks:
     def _end_pass(self) -> None:
         """Get ready for another backward pass; look at what this one has come to."""
         self._pass = None
+        is_step = not is_between_micro_batches()
         if self._virtual is not None:
             self._virtual.end_backward()
-        if is_between_micro_batches():
-            return
-        if self._virtual is not None:
-            self._partial.show_means(self._virtual)
-        if self._measuring is not None:
+            if is_step:
+                self._partial.show_means(self._virtual)
+            else:
+                self._partial.end_pass()
+        if is_step and self._measuring is not None:
             self._measuring.end_pass()
 
     def _after_adding(self, held: HeldGradient, *_: Any) -> None:
-        """Take a gradient out of sight, and on its way to the other processes."""
+        """Take a gradient out of sight, or on its way to the other processes."""
         under_way = self._pass
         if under_way is None or not under_way.hides:
             return
-        self._partial.hide(held)
-        if self._virtual is not None and under_way.is_step:
+        if self._virtual is None:
+            self._partial.hide(held)
+        elif under_way.is_step:
             with self._lock:
                 self._virtual.send_ready(held.number, self._partial.sum_of)
 

@@ -25,6 +25,7 @@ class HeldGradient:
         due: What the optimizer has asked to step with, by shares; without virtual
             replicas there is one for all micro-batches.
         others: What has come since.
+        is_hidden: Whether any of it is, with virtual replicas.
         aside: What was there before the global batch, with virtual replicas.
         is_aside_due: Whether the optimizer has asked to step with that, too.
         shown: The mean over all shares that stands in `.grad`, and its version.
@@ -32,7 +33,7 @@ class HeldGradient:
 
     __slots__ = (
         *("number", "parameter", "stand_in", "due", "others", "aside"),
-        *("is_aside_due", "shown"),
+        *("is_hidden", "is_aside_due", "shown"),
     )
 
     def __init__(self, number: int, parameter: Tensor) -> None:
@@ -45,6 +46,7 @@ class HeldGradient:
         """Forget all of it."""
         self.due: TreeSum | None = None
         self.others: TreeSum | None = None
+        self.is_hidden = False
         self.aside: Tensor | None = None
         self.is_aside_due = False
         self.shown: tuple[Tensor, int] | None = None
@@ -72,7 +74,8 @@ class PartialGradients:
     With virtual replicas gradients are hidden in the last micro-batch, too, and what is
     shown after its backward pass is the mean over the shares of all processes. After a
     second pass it is computed anew, until the optimizer has stepped. What `.grad` held
-    before the global batch is put aside, and added to it.
+    before the global batch is put aside, and added to it. There autograd adds each
+    pass's gradients in `.grad` as ever, which is empty before and emptied after it.
 
     Args:
         parameters: Those of one module.
@@ -106,6 +109,7 @@ class PartialGradients:
         self._is_reduced = is_reduced or virtual is not None
         self._virtual = virtual
         self._global_batch: tuple[Loop, int] | None = None
+        self._is_in_pass = False  # With virtual replicas.
         self._zeros: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
     def hide_all(self) -> None:
@@ -133,15 +137,27 @@ class PartialGradients:
         if self._virtual is None:
             held.others = held.others or TreeSum()
             held.others.add(0, gradient)
-        elif is_own:
-            self._add_share(held, gradient, self._virtual)
         elif held.shown is None:  # Else its mean is computed anew.
             held.aside = gradient
 
-    def _add_share(
-        self, held: HeldGradient, gradient: Tensor, virtual: VirtualReduction
-    ) -> None:
-        share = _current_share()
+    def begin_pass(self) -> None:
+        """Empty `.grad` for a backward pass of a share."""
+        for each in self.held:
+            if self._is_in_pass:  # The last one was left by an exception.
+                each.parameter.grad = None
+            self.hide(each, is_own=False)
+            each.is_hidden = each.parameter.grad is not None
+            each.parameter.grad = None
+        self._is_in_pass = True
+
+    def take(self, held: HeldGradient) -> None:
+        """Add what has come in a share to its sum."""
+        gradient, virtual = held.parameter.grad, self._virtual
+        if gradient is None or virtual is None:
+            return
+        held.parameter.grad = None
+        self.has_hidden = held.is_hidden = True
+        gradient, share = gradient.detach(), _current_share()
         if gradient.is_sparse:
             raise ElasticRunError(
                 "an embedding has sparse gradients (sparse=True), which are not added "
@@ -150,6 +166,14 @@ class PartialGradients:
         if share >= 0:  # A process that has none of the batch adds nothing, not even 0.
             held.others = held.others or virtual.tree.new_sum()
             held.others.add(share, gradient)
+
+    def end_pass(self) -> None:
+        """Hide what has come in a share; others are to come."""
+        self._is_in_pass = False
+        for each in self.held:
+            self.take(each)
+            if each.is_hidden:
+                each.parameter.grad = self._stand_in(each, each.parameter)
 
     def make_room(self, held: HeldGradient) -> None:
         """Move the gradient out of `.grad`, before another one is added."""
@@ -178,6 +202,7 @@ class PartialGradients:
     def show_means(self, virtual: VirtualReduction) -> None:
         """Put the mean gradients over all shares into `.grad`. Collective."""
         means = virtual.means(self.sum_of)
+        self._is_in_pass = False
         if self.counts_met - {None}:
             factor = torch.as_tensor(self._weighing.correction(self.counts_met))
             for mean in means.values():
@@ -188,9 +213,7 @@ class PartialGradients:
                 each.parameter.grad = mean
                 each.shown = mean, mean._version
             # In an earlier share it may have been zeroed behind the step.
-            elif each.has_stand_in or (
-                each.parameter.grad is None and each.is_aside_due
-            ):
+            elif each.is_hidden or each.is_aside_due:
                 each.parameter.grad = each.aside
                 each.is_aside_due = False
         self.has_hidden, self.shown_in = False, current_micro_batch()
@@ -198,6 +221,8 @@ class PartialGradients:
     def sum_of(self, number: int) -> TreeSum | None:
         """Return what the step is to have of a gradient, if it has come."""
         held = self.held[number]
+        if self._is_in_pass:
+            self.take(held)
         if held.due is None or held.others is None:
             return held.others if held.due is None else held.due
         return held.due.plus(*_one_of(held.others))
@@ -279,9 +304,9 @@ class PartialGradients:
         self.counts_met = set()
         for each in self.held if self.has_hidden or self._virtual else ():
             each.forget()
-            if self.has_hidden and each.has_stand_in:
+            if self._is_in_pass or (self.has_hidden and each.has_stand_in):
                 each.parameter.grad = None
-        self.has_hidden = False
+        self.has_hidden = self._is_in_pass = False
 
     def _of(self, parameters: Iterable[Tensor]) -> Iterator[HeldGradient]:
         """Yield what is held of those parameters that are the module's."""

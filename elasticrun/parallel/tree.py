@@ -194,7 +194,7 @@ class TreeReduction:
         trained = self._trained()[::-1]
         parameters = [self._parameters[number] for number in trained]
         places, _ = dist._compute_bucket_assignment_by_size(
-            parameters, self._bucket_bytes
+            parameters, list(self._bucket_bytes)
         )
         self._buckets = [
             _Bucket(

@@ -118,13 +118,18 @@ class VirtualReduction:
         """Keep the buffers as they are now, behind the backward pass of a share."""
         self._buffers.leave()
 
-    def send_ready(self, number: int, sum_of: SumOf) -> None:
-        """Send gradients on their way while the backward pass goes on.
+    @property
+    def sends_early(self) -> bool:
+        """Whether gradients are sent while the backward pass goes on.
 
         Not those of several models: gradients of these may come in one pass, and in
         another order in each process, where shares leave parameters out.
         """
-        if self.replicas.num_models == 1:
+        return not self._is_alone and self.replicas.num_models == 1
+
+    def send_ready(self, number: int, sum_of: SumOf) -> None:
+        """Send gradients on their way once they have come for a parameter."""
+        if self.sends_early:
             self.tree.send_ready(number, sum_of)
 
     def means(self, sum_of: SumOf) -> dict[int, Tensor]:
