@@ -63,6 +63,8 @@ class TreeSum:
 
     def nodes_before(self, end: float) -> list[tuple[int, Tensor]]:
         """Return the nodes when no share before `end` comes any more."""
+        if len(self.nodes) == 1:  # As where a process has one share.
+            return self.nodes
         joined = self._copy()
         joined._join(end, is_last=True)
         return joined.nodes
@@ -181,10 +183,15 @@ class TreeReduction:
                 totals, _ = self._received(sum_of)
         # In memory of their own that is laid out as the parameter, as autograd has it:
         # a norm adds in the order in which numbers lie there.
-        found: dict[int, Tensor] = {}
-        for number, total in totals.items():
-            like = torch.empty_like(self._parameters[number], requires_grad=False)
-            found[number] = torch.div(total, self._num_shares, out=like)
+        if not totals:
+            return {}
+        means = torch._foreach_div([*totals.values()], self._num_shares)
+        found = dict(zip(totals, means, strict=True))
+        for number, mean in found.items():
+            parameter = self._parameters[number]
+            if mean.stride() != parameter.stride():
+                found[number] = torch.empty_like(parameter, requires_grad=False)
+                found[number].copy_(mean)
         return found
 
     def _trained(self) -> list[int]:
