@@ -109,7 +109,7 @@ class TreeReduction:
     Args:
         parameters: Those of one module, in the same order in each process.
         num_shares: Of a global batch.
-        bucket_bytes: What a bucket holds, and the first one.
+        bucket_mib: What a bucket holds; the first one holds 1 MiB at most.
     """
 
     def __init__(
@@ -119,11 +119,11 @@ class TreeReduction:
         num_shares: int,
         rank: int,
         size: int,
-        bucket_bytes: Sequence[int] = (1 << 20, 25 << 20),
+        bucket_mib: float = 25,
     ) -> None:
         self._parameters = parameters
         self._num_shares = num_shares
-        self._bucket_bytes = bucket_bytes
+        self._bucket_bytes = [int(min(1, bucket_mib) * 2**20), int(bucket_mib * 2**20)]
         self._rank = rank
         shares = range(num_shares)
         self._runs = [partition(shares, r, num_parts=size) for r in range(size)]
@@ -201,7 +201,7 @@ class TreeReduction:
         trained = self._trained()[::-1]
         parameters = [self._parameters[number] for number in trained]
         places, _ = dist._compute_bucket_assignment_by_size(
-            parameters, list(self._bucket_bytes)
+            parameters, self._bucket_bytes
         )
         self._buckets = [
             _Bucket(

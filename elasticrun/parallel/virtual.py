@@ -21,7 +21,7 @@ from elasticrun.parallel.collectives import collective_in_backward
 from elasticrun.parallel.reduction import broadcast, check_even
 from elasticrun.parallel.tree import SumOf, TreeReduction
 
-# Of DDP, which say only how it does what is not done here.
+# Of DDP, which say only how it does what is not done here; but for "bucket_cap_mb".
 _OPTIONS = (
     *("device_ids", "output_device", "bucket_cap_mb", "gradient_as_bucket_view"),
     "find_unused_parameters",
@@ -58,6 +58,7 @@ class VirtualReduction:
             num_shares=job.virtual.number,
             rank=job.rank,
             size=job.world_size,
+            bucket_mib=options.get("bucket_cap_mb") or 25,
         )
         self._buffers = _ShareBuffers(
             module, is_first=job.rank == 0, send=self._broadcast

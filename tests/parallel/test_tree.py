@@ -132,7 +132,7 @@ def compare_with_one_process() -> None:
                 num_shares=num_shares,
                 rank=r,
                 size=s,
-                bucket_bytes=(24, 20),
+                bucket_mib=24 / 2**20,
             )
             for r, s in ((0, 1), (rank, size))
         )
