@@ -17,7 +17,7 @@ from elasticrun.job.current import loader_if_any
 from elasticrun.job.loop import LoopedLoader, Part
 from elasticrun.job.stepping import is_between_micro_batches
 from elasticrun.parallel.collectives import collective_in_backward
-from elasticrun.parallel.noise import NoiseMeter
+from elasticrun.parallel.noise_meter import NoiseMeter
 from elasticrun.parallel.optimizer_hooks import OptimizerHooks
 from elasticrun.parallel.partial_gradients import (
     HeldGradient,

@@ -35,7 +35,7 @@ from elasticrun.parallel.arguments import (
     name_states,
 )
 from elasticrun.parallel.gradient_hooks import GradientHooks
-from elasticrun.parallel.noise import NoiseMeter
+from elasticrun.parallel.noise_meter import NoiseMeter
 from elasticrun.parallel.partial_gradients import loop_if_any
 from elasticrun.parallel.rates import Rates, Scaling, needs_gain
 from elasticrun.parallel.read_ahead import ReadAhead

@@ -14,7 +14,7 @@ from elasticrun.job.current import note_step
 from elasticrun.job.loop import Loop, MicroBatch
 from elasticrun.job.stepping import replace_method, step_between_micro_batches
 from elasticrun.job.virtual import VirtualReplicas
-from elasticrun.parallel.noise import NoiseMeter
+from elasticrun.parallel.noise_meter import NoiseMeter
 from elasticrun.parallel.partial_gradients import PartialGradients, loop_if_any
 from elasticrun.parallel.rates import Rates
 

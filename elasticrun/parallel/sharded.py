@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import loader_if_any
 from elasticrun.job.loop import Loop, LoopedLoader
-from elasticrun.parallel.noise import NoiseMeter
+from elasticrun.parallel.noise_meter import NoiseMeter
 from elasticrun.parallel.optimizer_hooks import OptimizerHooks
 from elasticrun.parallel.partial_gradients import PartialGradients, current_global_batch
 from elasticrun.parallel.rates import Rates
