@@ -323,6 +323,7 @@ class _Bucket:
         *parts, marks = split(self._whole[: self._length], [*self._lengths, num_marks])
         *has_any, is_late = marks.tolist()
         self._values = self._whole = torch.empty(0)
+        self._work = None  # It holds on to them, too.
         found = zip(self.numbers, self._parameters, parts, has_any, strict=True)
         totals = {number: part.view_as(p) for number, p, part, has in found if has}
         return totals, bool(is_late)
