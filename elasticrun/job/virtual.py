@@ -81,7 +81,7 @@ class VirtualReplicas(BaseState):
 
     def end_batch(self, loader: LoopedLoader) -> None:
         """Let all processes be alike again, at the end of a global batch."""
-        del loader  # That the batch is of does not matter.
+        del loader  # Whose batch it is does not matter.
         if self._batch is not None:
             for end in self._ends:
                 end()
