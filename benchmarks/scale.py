@@ -63,9 +63,9 @@ from elasticrun.replicas.exchange import (
 )
 from elasticrun.replicas.links import Links, connect_all
 from elasticrun.replicas.membership import Membership
-from elasticrun.replicas.open_files import raise_limit_of_open_files
 from elasticrun.replicas.store import Address, JobStore
 from elasticrun.replicas.watcher import Watcher
+from elasticrun.replicas.wire import raise_limit_of_open_files
 from elasticrun.saving.opening import Start
 from elasticrun.saving.saver import Saver
 from elasticrun.saving.writing import Capture, WriteReport

@@ -81,7 +81,7 @@ class VirtualReplicas(BaseState):
 
     def end_batch(self, loader: LoopedLoader) -> None:
         """Let all processes be alike again, at the end of a global batch."""
-        del loader  # That the batch is of does not matter.
+        del loader  # Whose batch it is does not matter.
         if self._batch is not None:
             for end in self._ends:
                 end()
@@ -98,6 +98,11 @@ class VirtualReplicas(BaseState):
         """
         self._ends.append(act)
         self._views.append(view)
+
+    @property
+    def num_models(self) -> int:
+        """How many models are trained so."""
+        return len(self._ends)
 
     @contextmanager
     def seen_alike(self) -> Iterator[None]:

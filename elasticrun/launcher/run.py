@@ -23,7 +23,7 @@ from elasticrun.launcher.stop_signals import StopSignals, signals_as_bytes
 from elasticrun.launcher.supervisor.status import JobStatus
 from elasticrun.launcher.supervisor.supervisor import Supervisor
 from elasticrun.launcher.terminal.console import Console, open_console
-from elasticrun.replicas.open_files import raise_limit_of_open_files
+from elasticrun.replicas.wire import raise_limit_of_open_files
 
 if TYPE_CHECKING:
     from elasticrun.launcher.notices import Notice, Notices

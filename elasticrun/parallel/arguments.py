@@ -96,15 +96,6 @@ def check_belong(
             )
 
 
-def check_measurable(optimizers: Mapping[str, Any]) -> None:
-    """Refuse to measure the noise without knowing where a step ends."""
-    if not any(isinstance(each, Optimizer) for each in optimizers.values()):
-        raise ValueError(
-            "measure_noise=True needs the optimizer, since a step ends with it: "
-            "AdaptiveDataParallel(module, optimizer, measure_noise=True)."
-        )
-
-
 def check_sharded(module: nn.Module, options: Mapping[str, Any]) -> None:
     """Refuse a sharded module that is not as `fully_shard` makes it, or has options."""
     if options:
@@ -121,15 +112,22 @@ def check_sharded(module: nn.Module, options: Mapping[str, Any]) -> None:
         )
 
 
-def check_scalable(optimizers: Mapping[str, Any]) -> None:
-    """Refuse to scale rates that nobody can find."""
+def check_optimizers(
+    optimizers: Mapping[str, Any], *, scales: bool, measures: bool
+) -> None:
+    """Refuse to scale rates that nobody can find, and to measure steps without end."""
     others = [type(o) for o in optimizers.values() if not isinstance(o, Optimizer)]
-    if others or not optimizers:
+    if scales and (others or not optimizers):
         what = f"a {others[0].__name__}" if others else "none"
         raise ValueError(
             "scaling multiplies the learning rates of a torch.optim.Optimizer, and "
             f"AdaptiveDataParallel was given {what}. Give it the optimizer, or leave "
             "scaling out."
+        )
+    if measures and len(others) == len(optimizers):
+        raise ValueError(
+            "measure_noise=True needs the optimizer, since a step ends with it: "
+            "AdaptiveDataParallel(module, optimizer, measure_noise=True)."
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,9 +17,13 @@ from elasticrun.job.current import loader_if_any
 from elasticrun.job.loop import LoopedLoader, Part
 from elasticrun.job.stepping import is_between_micro_batches
 from elasticrun.parallel.collectives import collective_in_backward
-from elasticrun.parallel.noise import NoiseMeter
+from elasticrun.parallel.noise_meter import NoiseMeter
 from elasticrun.parallel.optimizer_hooks import OptimizerHooks
-from elasticrun.parallel.partial_gradients import PartialGradients, current_micro_batch
+from elasticrun.parallel.partial_gradients import (
+    HeldGradient,
+    PartialGradients,
+    current_micro_batch,
+)
 from elasticrun.parallel.rates import Rates
 from elasticrun.parallel.reduction import Reduction
 from elasticrun.parallel.virtual import VirtualReduction
@@ -37,6 +41,23 @@ _NEVER = object()
 
 # What hooks do. Each kind does also what those before it do.
 _NOTHING, _MEASURE, _WEIGH, _HIDE = range(4)
+
+
+@dataclass
+class _Pass:
+    """A backward pass under way.
+
+    Attributes:
+        loader: Of the loop that runs; None outside of any.
+        hides: Whether its gradients go out of sight.
+        is_step: Whether its micro-batch is the last one of the global batch.
+        weight: Of losses that nobody else has weighed; None until one is met.
+    """
+
+    loader: LoopedLoader | None
+    hides: bool
+    is_step: bool = True
+    weight: float | None = None
 
 
 class GradientHooks:
@@ -73,42 +94,51 @@ class GradientHooks:
         meter: NoiseMeter | None = None,
         virtual: VirtualReduction | None = None,
     ) -> None:
+        # Who takes part.
         self._weighing = weighing
         self._meter = meter
         self._measuring: NoiseMeter | None = None  # In a batch that is measured.
-        self._parameters = list(module.parameters())
+        self._virtual = virtual
+        self._reduction = reduction
         self._partial = PartialGradients(
-            self._parameters,
+            list(module.parameters()),
             weighing,
             is_reduced=reduction is not None,
             virtual=virtual,
         )
-        self._virtual = virtual
-        self._reduction = reduction
-        self._searches_unused = (
-            reduction is not None and reduction.ddp.find_unused_parameters
-        )
-        self._awaits_backward = False  # DDP does, after its forward pass.
+        self._optimizers: list[OptimizerHooks] = []
+
+        # The hooks that there are, and what they do.
+        self._kind = _NOTHING
         self._hooked: list[bool] = []  # For each parameter.
         self._hooks: list[Any] = []
         self._nodes: list[Any] = []  # Of these; a parameter's own reference is weak.
-        self._lock = threading.Lock()  # Autograd has one thread for each device.
-        self._prepared_part: object = _NEVER  # Of the last forward pass.
-        # The part whose gradients are only to be multiplied, all with one weight, and
-        # that weight by their dtypes, from the first gradient of each on.
+
+        # What later forward and backward passes need not look at again: the part for
+        # which the hooks are right; and that whose gradients are only to be multiplied,
+        # all with one weight, which stands here by their dtypes from the first one on.
+        self._prepared_part: object = _NEVER
         self._multiplied_part: Part | None = None
         self._multipliers: dict[torch.dtype, Tensor] = {}
-        self._kind = _NOTHING  # Of the hooks that there are.
-        self._micro_batch: object = None  # In which the earlier ones' were hidden.
         self._checked_loop: object = None  # The last one of `_check_own`.
+
+        # The backward pass under way.
+        self._pass: _Pass | None = None
+        self._lock = threading.Lock()  # Autograd has one thread for each device.
+        self._micro_batch: object = None  # In which the earlier ones' were hidden.
         self._has_warned = False
-        self._optimizers: list[OptimizerHooks] = []
-        self._is_in_pass = False
+
+        # DDP that searches for unused parameters awaits a backward pass after its
+        # forward pass.
+        self._searches_unused = (
+            reduction is not None and reduction.ddp.find_unused_parameters
+        )
+        self._awaits_backward = False
 
     @property
-    def has_unstepped(self) -> bool:
+    def awaits_step(self) -> bool:
         """Whether gradients wait for the step of an optimizer."""
-        return any(each.has_unstepped for each in self._optimizers)
+        return any(each.awaits_step for each in self._optimizers)
 
     def prepare(self, *, is_training: bool) -> bool:
         """Prepare a forward pass; return whether it is the last of its global batch.
@@ -116,8 +146,7 @@ class GradientHooks:
         Where nothing is to be weighed or hidden, no hooks are left.
         """
         loader = loader_if_any()
-        # In case that an exception has left them.
-        self._weighing.counts_met, self._is_in_pass = None, False
+        self._weighing.counts_met = self._pass = None  # An exception may have left it.
         part, self._measuring = None, None
         if loader is not None:
             loop = loader.running_loop
@@ -127,9 +156,9 @@ class GradientHooks:
                 self._measuring = meter
             if is_training:
                 for optimizer in self._optimizers:
-                    optimizer.note_forward(loop)
+                    optimizer.on_forward(loop)
         is_prepared = part is self._prepared_part and self._measuring is None
-        if is_prepared and not self._partial.hides:
+        if is_prepared and not self._partial.has_hidden:
             return True
         return self._place_hooks(loader, part)
 
@@ -154,34 +183,28 @@ class GradientHooks:
 
     def _place_hooks(self, loader: LoopedLoader | None, part: Part | None) -> bool:
         """Register the hooks that a part needs; return whether it is the last one."""
-        is_step = True
+        is_step = loader is None or loader.is_step
         weight: float | None = 1.0  # None where each loss has its own.
         if loader is not None:
-            is_step = loader.is_step
             weight = loader.loss_weight if loader.has_one_weight else None
         self._partial.drop_abandoned()
-
-        # What is to be done to the gradients of this part.
-        kind = _NOTHING if self._measuring is None else _MEASURE
-        if weight != 1.0:
-            kind = _WEIGH
-        if self._partial.hides or not is_step or self._virtual is not None:
-            kind = _HIDE
-
-        # Forward passes with the same part need no other hooks: `prepare` passes them
-        # by. With hooks, this waits for the first gradient (`_weigh`); and DDP that
-        # searches for unused parameters is looked at each time.
         self._prepared_part, self._multiplied_part = _NEVER, None
         self._multipliers.clear()
-        if kind == _NOTHING:
-            self.unhook()
-            if not self._searches_unused:
-                self._prepared_part = part
-        else:
-            self._hook(kind)
-            is_plain = kind == _WEIGH and self._measuring is None
-            if is_plain and weight and not self._searches_unused:
+
+        if self._partial.has_hidden or not is_step or self._virtual is not None:
+            self._register(_HIDE)
+        elif weight != 1.0:
+            self._register(_WEIGH)
+            # From the first gradient on, if that finds no other replicas' outputs in
+            # its graph, all are multiplied, and forward passes need not come here.
+            if weight and self._measuring is None and not self._searches_unused:
                 self._multiplied_part = part
+        elif self._measuring is not None:
+            self._register(_MEASURE)
+        else:
+            self.unhook()
+            if not self._searches_unused:  # Else DDP is to be looked at each time.
+                self._prepared_part = part
         if self._searches_unused:
             self._make_ddp_forget(is_step=is_step)
         return is_step
@@ -205,67 +228,73 @@ class GradientHooks:
     def zero_grad(self) -> None:
         """Zero what has been accumulated since the last step."""
         for optimizer in self._optimizers:
-            optimizer.note_zeroed()
-        if self._partial.hides:
-            self._partial.zero(self._parameters)
+            optimizer.on_zero_grad()
+        if self._partial.has_hidden:
+            self._partial.zero(each.parameter for each in self._partial.held)
 
     def unhook(self) -> None:
         """Remove the hooks; `prepare` puts them back if it finds a need."""
         for hook in self._hooks:
             hook.remove()
-        for parameter in self._parameters if self._kind == _MEASURE else ():
-            if not parameter._backward_hooks:  # Then nothing asks for hooks any more.
-                parameter._backward_hooks = None
+        for held in self._partial.held if self._kind == _MEASURE else ():
+            if not held.parameter._backward_hooks:  # Nothing asks for hooks any more.
+                held.parameter._backward_hooks = None
         self._kind = _NOTHING
         self._hooks, self._nodes, self._hooked = [], [], []
         self._prepared_part = _NEVER
 
-    def _hook(self, kind: int) -> None:
-        hooked = [parameter.requires_grad for parameter in self._parameters]
+    def _register(self, kind: int) -> None:
+        """Have hooks of a kind, or of one that does more.
+
+        These do no harm, and another change of hooks would cost more.
+        """
+        hooked = [held.parameter.requires_grad for held in self._partial.held]
         if hooked == self._hooked and kind <= self._kind:
-            return  # Hooks that do more do no harm; another change of them costs more.
+            return
         self.unhook()
         self._kind, self._hooked = kind, hooked
-        for parameter in self._parameters:
-            if not parameter.requires_grad:
+        for held in self._partial.held:
+            if not held.parameter.requires_grad:
                 continue
-            if kind == _MEASURE and not _has_hooks(parameter):
-                register: Any = parameter.register_hook
-                self._hooks.append(register(self._reading(parameter)))
+            if kind == _MEASURE and not held.parameter._backward_hooks:
+                self._measure_at_parameter(held)
             else:
-                self._hook_one(parameter)
+                self._register_at_node(held)
 
-    def _reading(self, parameter: Tensor) -> Callable[[Tensor], Tensor | None]:
-        """Return a hook for a parameter whose gradients are only measured."""
-
+    def _measure_at_parameter(self, held: HeldGradient) -> None:
         def before(gradient: Tensor) -> Tensor | None:
-            weighed = self._before_adding(parameter, gradient)
+            weighed = self._before_adding(held, gradient)
             return None if weighed is None else weighed[0]
 
-        return before
+        register: Any = held.parameter.register_hook
+        self._hooks.append(register(before))
 
-    def _hook_one(self, parameter: Tensor) -> None:
-        node = get_gradient_edge(parameter).node
-        weighing, weights, dtype = self._weighing, self._multipliers, parameter.dtype
+    def _register_at_node(self, held: HeldGradient) -> None:
+        node = get_gradient_edge(held.parameter).node
+        weighing, weights, dtype = (
+            self._weighing,
+            self._multipliers,
+            held.parameter.dtype,
+        )
 
         def before(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor] | None:
             gradient, weight = gradients[0], weights.get(dtype)
             if weight is None or gradient is None or weighing.counts_met is not None:
-                return self._before_adding(parameter, gradient)
+                return self._before_adding(held, gradient)
             return (gradient * weight,)  # What most have to do.
 
         self._nodes.append(node)
         self._hooks.append(node.register_prehook(before))
-        if self._kind != _HIDE:
+        if self._kind != _HIDE or (self._virtual and not self._virtual.sends_early):
             return
-        after = functools.partial(self._after_adding, parameter)
+        after = functools.partial(self._after_adding, held)
         if self._searches_unused:
             # After DDP's, which takes a parameter for unused if it sees no gradient.
             self._hooks.append(node.register_hook(after))
         else:
             # Before DDP's: if that still waits for the backward pass of an earlier
             # forward pass, it would reduce what it sees.
-            register: Any = parameter.register_post_accumulate_grad_hook
+            register: Any = held.parameter.register_post_accumulate_grad_hook
             self._hooks.append(register(after))
 
     def _make_ddp_forget(self, *, is_step: bool) -> None:
@@ -282,54 +311,58 @@ class GradientHooks:
             ddp.reducer._reset_state()
 
     def _before_adding(
-        self, parameter: Tensor, gradient: Tensor | None
+        self, held: HeldGradient, gradient: Tensor | None
     ) -> tuple[Tensor] | None:
-        loader = loader_if_any()
-        counts_met = self._weighing.counts_met
+        """Do what is to be done before a gradient is added to `.grad`."""
         with self._lock:
-            if not self._is_in_pass:
-                self._begin_pass(loader)
-            if loader is not None and self._hides_in(loader):
-                self._partial.make_room(parameter)
+            under_way = self._pass
+            if under_way is None:
+                under_way = self._pass = self._begin_pass()
+            counts_met = self._weighing.counts_met
+            if under_way.hides:
                 self._partial.counts_met |= counts_met or {None}
-        weighed = self._weigh(loader, gradient, counts_met)
+                if self._virtual is None:
+                    self._partial.make_room(held)
+        weighed = self._weigh(under_way, gradient, counts_met)
         if self._measuring is not None and gradient is not None:
-            self._measuring.add(parameter, gradient if weighed is None else weighed[0])
+            self._measuring.add(
+                held.parameter, gradient if weighed is None else weighed[0]
+            )
         return weighed
 
     def _weigh(
         self,
-        loader: LoopedLoader | None,
+        under_way: _Pass,
         gradient: Tensor | None,
         counts_met: set[int | None] | None,
     ) -> tuple[Tensor] | None:
         """Return a gradient with its micro-batch's weight, None if it has it."""
+        loader = under_way.loader
         if loader is None:
             return None
-        if counts_met is None:
-            weight = loader.loss_weight
-            if loader.running_loop is not self._checked_loop:
-                self._check_own(loader, weight)
-        else:
+        if counts_met is not None:
             # What comes through a weighed loss was weighed on its way.
             weight = float(loader.running_loop.current.part.num_valid > 0)
+        else:
+            if under_way.weight is None:
+                under_way.weight = loader.loss_weight
+                if loader.running_loop is not self._checked_loop:
+                    self._check_own(loader, under_way.weight)
+            weight = under_way.weight
         if gradient is None or weight == 1.0:
             return None
         if weight == 0.0:  # A padding sample's, which may be infinite.
             return (torch.zeros_like(gradient),)
         factor = _factor(weight, gradient.dtype)
-        if (
-            counts_met is None
-            and loader.running_loop.current.part is self._multiplied_part
-        ):
-            self._prepared_part = self._multiplied_part
+        part = self._multiplied_part
+        if counts_met is None and part is loader.running_loop.current.part:
+            self._prepared_part = part
             self._multipliers[gradient.dtype] = factor
         return (gradient * factor,)
 
-    def _begin_pass(self, loader: LoopedLoader | None) -> None:
+    def _begin_pass(self) -> _Pass:
         """Get ready for the first gradient of a backward pass."""
-        self._is_in_pass = True
-        meter = self._measuring
+        loader, meter = loader_if_any(), self._measuring
         if meter is not None and loader is not None:
             meter.begin_pass(loader.running_loop)
         # In two turns, so that DDP's own callback, which averages, comes before.
@@ -337,34 +370,40 @@ class GradientHooks:
         if self._virtual is not None:
             self._virtual.begin_backward(loader)
             self._partial.check_shown()
-        if loader is None or not self._hides_in(loader):
-            self._awaits_backward = False
-            correction = self._partial.show()
-            if meter is not None and correction is not None:
-                meter.correct(correction)
-        else:
+        if loader is not None and (not loader.is_step or self._virtual is not None):
             self._hide_earlier(loader)
+            if self._virtual is not None:
+                self._partial.begin_pass()
+            return _Pass(loader, hides=True, is_step=loader.is_step)
+        self._awaits_backward = False
+        correction = self._partial.show()
+        if meter is not None and correction is not None:
+            meter.correct(correction)
+        return _Pass(loader, hides=False)
 
     def _end_pass(self) -> None:
         """Get ready for another backward pass; look at what this one has come to."""
-        self._is_in_pass = False
+        self._pass = None
+        is_step = not is_between_micro_batches()
         if self._virtual is not None:
             self._virtual.end_backward()
-        if is_between_micro_batches():
-            return
-        if self._virtual is not None:
-            self._partial.show_means(self._virtual)
-        if self._measuring is not None:
+            if is_step:
+                self._partial.show_means(self._virtual)
+            else:
+                self._partial.end_pass()
+        if is_step and self._measuring is not None:
             self._measuring.end_pass()
 
-    def _after_adding(self, parameter: Tensor, *_: Any) -> None:
-        loader = loader_if_any()
-        if loader is not None and self._hides_in(loader):
-            self._partial.hide(parameter)
-
-    def _hides_in(self, loader: LoopedLoader) -> bool:
-        """Return whether the gradients of a micro-batch go out of sight."""
-        return not loader.is_step or self._virtual is not None
+    def _after_adding(self, held: HeldGradient, *_: Any) -> None:
+        """Take a gradient out of sight, or on its way to the other processes."""
+        under_way = self._pass
+        if under_way is None or not under_way.hides:
+            return
+        if self._virtual is None:
+            self._partial.hide(held)
+        elif under_way.is_step:
+            with self._lock:
+                self._virtual.send_ready(held.number, self._partial.sum_of)
 
     def _check_own(self, loader: LoopedLoader, weight: float) -> None:
         """Refuse a loss that reads other replicas' outputs, which has no own weight."""
@@ -396,12 +435,8 @@ class GradientHooks:
             self._partial.hide_all()
 
 
-def _has_hooks(parameter: Tensor) -> bool:
-    return bool(parameter._backward_hooks)
-
-
 def _factor(weight: float, dtype: torch.dtype) -> Tensor:
-    """Return what to multiply gradients with that has not to be converted each time.
+    """Return a weight as a tensor, which torch need not convert for each gradient.
 
     Of a low precision it would itself be rounded to that.
     """

@@ -15,6 +15,7 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.optim import Optimizer
 
 from elasticrun.adaptive.noise import Noise
+from elasticrun.checkpoint.states.metrics import MetricState
 from elasticrun.checkpoint.states.stateful import has_shards
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import current_job
@@ -26,21 +27,19 @@ from elasticrun.job.stepping import act_once_per_global_batch, replace_method
 from elasticrun.parallel.arguments import (
     check_belong,
     check_closures,
-    check_measurable,
     check_module,
+    check_optimizers,
     check_options,
-    check_scalable,
     check_sharded,
     check_virtual,
     name_states,
 )
 from elasticrun.parallel.gradient_hooks import GradientHooks
-from elasticrun.parallel.noise import NoiseMeter
+from elasticrun.parallel.noise_meter import NoiseMeter
 from elasticrun.parallel.partial_gradients import loop_if_any
 from elasticrun.parallel.rates import Rates, Scaling, needs_gain
 from elasticrun.parallel.read_ahead import ReadAhead
 from elasticrun.parallel.reduction import Reduction
-from elasticrun.parallel.states import ParallelState
 from elasticrun.parallel.virtual import VirtualReduction
 from elasticrun.parallel.weighing import Weighing
 
@@ -120,7 +119,6 @@ class AdaptiveDataParallel(nn.Module):
 
     module: nn.Module
     _replica: Callable[..., Any]
-    _reduction: Reduction | None
 
     def __init__(
         self,
@@ -134,51 +132,60 @@ class AdaptiveDataParallel(nn.Module):
         **ddp_kwargs: Any,
     ) -> None:
         super().__init__()
-        check_options(ddp_kwargs)
-        check_module(module, AdaptiveDataParallel)
         job = current_job()
         prefix = "" if name == "model" else f"{name}."
         optimizers = name_states(f"{prefix}optimizer", optimizer)
         schedulers = name_states(f"{prefix}lr_scheduler", lr_scheduler)
-        check_belong(module, optimizers.values(), schedulers.values())
-        check_closures(optimizers.values(), world_size=job.num_shares)
         is_sharded = has_shards(module)
         follows_gain = needs_gain(scaling, list(optimizers.values()))
+        measures = measure_noise or follows_gain
+
+        # Refuse what cannot work, before anything is wrapped, registered or sent.
+        check_options(ddp_kwargs)
+        check_module(module, AdaptiveDataParallel)
+        check_belong(module, optimizers.values(), schedulers.values())
+        check_closures(optimizers.values(), world_size=job.num_shares)
+        check_optimizers(optimizers, scales=scaling is not None, measures=measures)
         if is_sharded:
             check_sharded(_bare(module), ddp_kwargs)
+        if job.virtual is not None:
+            check_virtual(module, is_sharded=is_sharded, measures=measures)
+
+        # Choose what forward passes go through: FSDP, DDP, or the module itself, whose
+        # gradients are added up here where there are virtual replicas.
         self.module = module
         self.training = module.training
-        # Past nn.Module's own __setattr__, whose modules take longer to be found.
-        object.__setattr__(self, "_replica", module)
-        self._reduction = None
+        self._reduction: Reduction | None = None
         self._virtual: VirtualReduction | None = None
+        replica: Callable[..., Any] = module
         if job.virtual is not None:
-            measures = measure_noise or follows_gain
-            check_virtual(module, is_sharded=is_sharded, measures=measures)
             self._virtual = VirtualReduction(module, ddp_kwargs, job)
         elif job.world_size > 1 and not is_sharded:
             self._reduction = Reduction(module, ddp_kwargs, job)
-            self._replica = self._reduction.run
-        limit = job.settings.timeout
-        num_virtual = None if job.virtual is None else job.virtual.number
+            replica = self._reduction.run
+
+        # Weigh, accumulate and measure gradients on their way to `.grad`.
         self._weighing = job.get_or_make(
-            Weighing, job.world_size, job.in_step, limit, num_virtual
+            Weighing,
+            job.world_size,
+            job.in_step,
+            job.settings.timeout,
+            None if job.virtual is None else job.virtual.number,
         )
         self._noise: NoiseRecord | None = None
-        if scaling is not None:
-            check_scalable(optimizers)
-        if measure_noise or follows_gain:
-            check_measurable(optimizers)
+        if measures:
             self._noise = NoiseRecord(f"{prefix}noise", has_shards=is_sharded)
-        self._read_ahead = ReadAhead()
-        self._gradient_hooks: GradientHooks | ShardedGradients
         meter = self._meter(job, is_sharded=is_sharded)
+        self._read_ahead = ReadAhead()
+        self._rates: Rates | None = None
+        if scaling is not None:
+            self._rates = Rates(scaling, self._noise if follows_gain else None)
+        self._gradient_hooks: GradientHooks | ShardedGradients
         if is_sharded:
             from elasticrun.parallel.sharded import ShardedGradients  # FSDP is slow.
 
             hooks = ShardedGradients(module, weighing=self._weighing, meter=meter)
-            self._gradient_hooks, self._replica = hooks, hooks.run
-            job.register(state_of(name, _bare(module)))
+            self._gradient_hooks, replica = hooks, hooks.run
         else:
             self._gradient_hooks = GradientHooks(
                 module,
@@ -187,20 +194,29 @@ class AdaptiveDataParallel(nn.Module):
                 meter=meter,
                 virtual=self._virtual,
             )
+        # Past nn.Module's own __setattr__, whose modules take longer to be found.
+        object.__setattr__(self, "_replica", replica)
+        job.boundary.put_off_while(lambda: self._gradient_hooks.awaits_step)
+
+        # Register what checkpoints have, and load it, in one order on all replicas. The
+        # module comes before the optimizers, whose states are moved to its parameters.
+        if is_sharded:
+            job.register(state_of(name, _bare(module)))
+        else:
             has_common = bool(ddp_kwargs.get("broadcast_buffers", True))
-            bare = _bare(module)
-            job.register(ParallelState(name, self, bare, has_common=has_common))
-        job.boundary.put_off_while(lambda: self._gradient_hooks.has_unstepped)
-        record = self._noise if follows_gain else None
-        self._rates = None if scaling is None else Rates(scaling, record)
+            job.register(_ModelState(name, self, _bare(module), has_common=has_common))
         for state_name, target in (optimizers | schedulers).items():
             job.register(state_of(state_name, target))
-            if isinstance(target, Optimizer):
-                self._gradient_hooks.add_optimizer(target, rates=self._rates)
-                continue
-            act_once_per_global_batch(target)
-            if self._rates is not None and follows_gain:
-                replace_method(target, "step", self._rates.step_scheduler)
+            self._wait_for_batch(target, follows_gain=follows_gain)
+
+    def _wait_for_batch(self, target: Any, *, follows_gain: bool) -> None:
+        """Let an optimizer or a scheduler act once in a global batch."""
+        if isinstance(target, Optimizer):
+            self._gradient_hooks.add_optimizer(target, rates=self._rates)
+            return
+        act_once_per_global_batch(target)
+        if self._rates is not None and follows_gain:
+            replace_method(target, "step", self._rates.step_scheduler)
 
     def _meter(self, job: Job, *, is_sharded: bool) -> NoiseMeter | None:
         """Return what measures the noise of gradients, if that is to be known."""
@@ -279,7 +295,7 @@ class AdaptiveDataParallel(nn.Module):
             self._gradient_hooks.unhook()  # The new DDP's hooks come before them.
             reduction.renew()
         if self.training and not is_compiling():
-            self._read_ahead.note_forward(loop_if_any())
+            self._read_ahead.on_forward(loop_if_any())
         is_step = self._gradient_hooks.prepare(is_training=self.training)
         if reduction is None:
             return self._replica(*args, **kwargs)
@@ -437,6 +453,27 @@ class AdaptiveDataParallel(nn.Module):
         if self._reduction is not None:
             self._reduction.watch()
         return self
+
+
+class _ModelState(MetricState):
+    """The state of a module that all replicas train alike.
+
+    Args:
+        has_common: Whether its buffers are made the same on all replicas.
+    """
+
+    target: nn.Module
+
+    def __init__(
+        self, name: str, target: nn.Module, module: nn.Module, *, has_common: bool
+    ) -> None:
+        super().__init__(name, target, module)
+        self._has_common = has_common
+        assert self._memory is not None
+        self._memory.looks_at_gradients = False  # Their hooks know.
+
+    def has_common_statistics(self) -> bool:
+        return self._has_common or super().has_common_statistics()
 
 
 def _bare(module: nn.Module) -> nn.Module:

@@ -14,7 +14,7 @@ from elasticrun.job.current import note_step
 from elasticrun.job.loop import Loop, MicroBatch
 from elasticrun.job.stepping import replace_method, step_between_micro_batches
 from elasticrun.job.virtual import VirtualReplicas
-from elasticrun.parallel.noise import NoiseMeter
+from elasticrun.parallel.noise_meter import NoiseMeter
 from elasticrun.parallel.partial_gradients import PartialGradients, loop_if_any
 from elasticrun.parallel.rates import Rates
 
@@ -88,27 +88,27 @@ class OptimizerHooks:
         replace_method(optimizer, "zero_grad", self._zero_grad)
 
     @property
-    def has_unstepped(self) -> bool:
+    def awaits_step(self) -> bool:
         """Whether gradients wait for a step."""
         if self._waiting_in is None or self._num_thrown_away >= _MANY:
             return False
         return self._before is None or self._have_come_since(self._before)
 
-    def note_forward(self, loop: Loop) -> None:
+    def on_forward(self, loop: Loop) -> None:
         """Note a forward pass for training, in a running loop."""
         micro_batch = loop.current
         if micro_batch is not self._step_in:
             if self._waiting_in is not loop:
-                is_sure = self.has_unstepped or loop is self._step_loop
+                is_sure = self.awaits_step or loop is self._step_loop
                 self._before = None if is_sure else self._gradients()
                 self._waiting_in, self._waiting_since = loop, micro_batch.number
             self._forward_in = micro_batch
 
-    def note_backward(self) -> None:
+    def on_backward(self) -> None:
         """Note that gradients have come which `.grad` may not show yet."""
         self._before = None
 
-    def note_zeroed(self) -> None:
+    def on_zero_grad(self) -> None:
         """Note that the gradients are about to be zeroed."""
         loop = loop_if_any()
         micro_batch = None if loop is None else loop.current
@@ -142,7 +142,7 @@ class OptimizerHooks:
                 return True
         return False
 
-    def _note_step(self, loop: Loop | None, *, has_closure: bool) -> None:
+    def _on_step(self, loop: Loop | None, *, has_closure: bool) -> None:
         """Note that the optimizer steps, in a loop or (None) outside.
 
         Args:
@@ -167,17 +167,17 @@ class OptimizerHooks:
             self._stepped_in = loop.current
         note_step()
         has_closure = bool(args or kwargs)  # Then the backward pass is in that.
-        self._note_step(loop, has_closure=has_closure)
+        self._on_step(loop, has_closure=has_closure)
         draws_alike: AbstractContextManager[None] = nullcontext()
         if self._drawing is not None:
             args, kwargs = _with_closure_called(optimizer, args, kwargs)
             draws_alike = self._drawing.drawing_alike()
-        if self._partial.hides and not has_closure:
+        if self._partial.has_hidden and not has_closure:
             self._partial.show_before_step()
         scaled = nullcontext() if self._rates is None else self._rates.scaled(optimizer)
         with scaled, draws_alike:
             result = method(optimizer, *args, **kwargs)
-        self._partial.note_stepped(optimizer)
+        self._partial.forget_stepped(optimizer)
         if self._meter is not None:
             self._meter.end_step(loop)
         if self._rates is not None:
@@ -189,15 +189,15 @@ class OptimizerHooks:
     ) -> Any:
         """Note that gradients are due: the global batch is incomplete."""
         result = step_between_micro_batches(optimizer, *args, **kwargs)
-        self._partial.make_due(optimizer, is_again=self.put_off_in is micro_batch)
+        self._partial.hold_for_step(optimizer, is_again=self.put_off_in is micro_batch)
         self.put_off_in = micro_batch
         return result
 
     def _zero_grad(
         self, method: Any, optimizer: Optimizer, *args: Any, **kwargs: Any
     ) -> None:
-        self.note_zeroed()
-        if self._partial.hides:
+        self.on_zero_grad()
+        if self._partial.has_hidden:
             self._partial.zero(parameters_of(optimizer))
         method(optimizer, *args, **kwargs)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,47 @@ from elasticrun.job.loop import Loop, MicroBatch
 from elasticrun.parallel.tree import TreeSum, add_to
 from elasticrun.parallel.virtual import VirtualReduction
 from elasticrun.parallel.weighing import Weighing
+
+
+class HeldGradient:
+    """What is out of sight of one parameter's gradient.
+
+    Attributes:
+        number: Of the parameter in its module.
+        due: What the optimizer has asked to step with, by shares; without virtual
+            replicas there is one for all micro-batches.
+        others: What has come since.
+        is_hidden: Whether any of it is, with virtual replicas.
+        aside: What was there before the global batch, with virtual replicas.
+        is_aside_due: Whether the optimizer has asked to step with that, too.
+        shown: The mean over all shares that stands in `.grad`, and its version.
+    """
+
+    __slots__ = (
+        *("number", "parameter", "stand_in", "due", "others", "aside"),
+        *("is_hidden", "is_aside_due", "shown"),
+    )
+
+    def __init__(self, number: int, parameter: Tensor) -> None:
+        self.number = number
+        self.parameter = parameter
+        self.stand_in: Tensor | None = None  # The zeros that the program finds.
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all of it."""
+        self.due: TreeSum | None = None
+        self.others: TreeSum | None = None
+        self.is_hidden = False
+        self.aside: Tensor | None = None
+        self.is_aside_due = False
+        self.shown: tuple[Tensor, int] | None = None
+
+    @property
+    def has_stand_in(self) -> bool:
+        """Whether the program finds the stand-in."""
+        gradient = self.parameter.grad
+        return gradient is not None and gradient is self.stand_in
 
 
 class PartialGradients:
@@ -33,7 +74,8 @@ class PartialGradients:
     With virtual replicas gradients are hidden in the last micro-batch, too, and what is
     shown after its backward pass is the mean over the shares of all processes. After a
     second pass it is computed anew, until the optimizer has stepped. What `.grad` held
-    before the global batch is put aside, and added to it.
+    before the global batch is put aside, and added to it. There autograd adds each
+    pass's gradients in `.grad` as ever, which is empty before and emptied after it.
 
     Args:
         parameters: Those of one module.
@@ -42,7 +84,8 @@ class PartialGradients:
         virtual: Reduces those of virtual replicas.
 
     Attributes:
-        hides: Whether any gradient is hidden.
+        held: For each parameter, what is hidden of its gradient.
+        has_hidden: Whether any gradient is hidden.
         shown_in: The last micro-batch in which sums were put back.
         stepped_in: The last one in which an optimizer stepped, with virtual replicas.
         counts_met: What the hidden gradients have come through, for `Weighing`.
@@ -56,72 +99,86 @@ class PartialGradients:
         is_reduced: bool,
         virtual: VirtualReduction | None = None,
     ) -> None:
-        self.hides = False
+        self.held = [HeldGradient(n, each) for n, each in enumerate(parameters)]
+        self.has_hidden = False
         self.shown_in: MicroBatch | None = None
         self.stepped_in: MicroBatch | None = None
         self.counts_met: set[int | None] = set()
-        self._parameters = parameters
+        self._held_of = {each.parameter: each for each in self.held}
         self._weighing = weighing
         self._is_reduced = is_reduced or virtual is not None
         self._virtual = virtual
         self._global_batch: tuple[Loop, int] | None = None
-        # By shares; without virtual replicas there is one for all micro-batches.
-        self._due: dict[Tensor, TreeSum] = {}
-        self._others: dict[Tensor, TreeSum] = {}
-        # With them: what was there before, and what is shown, with its version.
-        self._aside: dict[Tensor, Tensor] = {}
-        self._aside_due: set[Tensor] = set()  # Of what there is aside, by `make_due`.
-        self._shown: dict[Tensor, tuple[Tensor, int]] = {}
+        self._is_in_pass = False  # With virtual replicas.
         self._zeros: dict[tuple[torch.dtype, torch.device], Tensor] = {}
-        self._stand_ins: dict[Tensor, Tensor] = {}
 
     def hide_all(self) -> None:
         """Move the gradients of all parameters out of `.grad`."""
         self.drop_abandoned()
         for zeros in self._zeros.values():
             zeros.zero_()  # Whatever the program has made of them.
-        for parameter in self._parameters:
-            self.hide(parameter, is_own=False)
+        for each in self.held:
+            self.hide(each, is_own=False)
 
-    def hide(self, parameter: Tensor, *, is_own: bool = True) -> None:
+    def hide(self, held: HeldGradient, *, is_own: bool = True) -> None:
         """Move the gradient of a parameter out of `.grad`.
 
         Args:
             is_own: Its memory is nobody else's; it might be a view of DDP's.
         """
-        gradient = parameter.grad
-        if gradient is None or self._is_stand_in(parameter):
+        gradient = held.parameter.grad
+        if gradient is None or gradient is held.stand_in:
             return
-        self._global_batch = current_global_batch()
-        self.hides = True
-        parameter.grad = self._stand_in(parameter, gradient)
+        self.has_hidden = True
+        held.parameter.grad = self._stand_in(held, gradient)
         gradient = gradient.detach()
         if not is_own:
             gradient = gradient.clone()
         if self._virtual is None:
-            self._others.setdefault(parameter, TreeSum()).add(0, gradient)
-        elif is_own:
-            self._add_share(parameter, gradient, self._virtual)
-        elif parameter not in self._shown:  # Else its mean is computed anew.
-            self._aside[parameter] = gradient
+            held.others = held.others or TreeSum()
+            held.others.add(0, gradient)
+        elif held.shown is None:  # Else its mean is computed anew.
+            held.aside = gradient
 
-    def _add_share(
-        self, parameter: Tensor, gradient: Tensor, virtual: VirtualReduction
-    ) -> None:
-        share = _current_share()
+    def begin_pass(self) -> None:
+        """Empty `.grad` for a backward pass of a share."""
+        for each in self.held:
+            if self._is_in_pass:  # The last one was left by an exception.
+                each.parameter.grad = None
+            self.hide(each, is_own=False)
+            each.is_hidden = each.parameter.grad is not None
+            each.parameter.grad = None
+        self._is_in_pass = True
+
+    def take(self, held: HeldGradient) -> None:
+        """Add what has come in a share to its sum."""
+        gradient, virtual = held.parameter.grad, self._virtual
+        if gradient is None or virtual is None:
+            return
+        held.parameter.grad = None
+        self.has_hidden = held.is_hidden = True
+        gradient, share = gradient.detach(), _current_share()
         if gradient.is_sparse:
             raise ElasticRunError(
                 "an embedding has sparse gradients (sparse=True), which are not added "
                 "up in a job with virtual_replicas. Make it with sparse=False."
             )
         if share >= 0:  # A process that has none of the batch adds nothing, not even 0.
-            tree = self._others.setdefault(parameter, virtual.tree.new_sum())
-            tree.add(share, gradient)
+            held.others = held.others or virtual.tree.new_sum()
+            held.others.add(share, gradient)
 
-    def make_room(self, parameter: Tensor) -> None:
+    def end_pass(self) -> None:
+        """Hide what has come in a share; others are to come."""
+        self._is_in_pass = False
+        for each in self.held:
+            self.take(each)
+            if each.is_hidden:
+                each.parameter.grad = self._stand_in(each, each.parameter)
+
+    def make_room(self, held: HeldGradient) -> None:
         """Move the gradient out of `.grad`, before another one is added."""
-        self.hide(parameter, is_own=False)
-        parameter.grad = None
+        self.hide(held, is_own=False)
+        held.parameter.grad = None
 
     def show(self) -> Tensor | None:
         """Move the accumulated gradients back into `.grad`.
@@ -131,45 +188,54 @@ class PartialGradients:
         """
         correction = None
         self.drop_abandoned()
-        if self.hides:
+        if self.has_hidden:
             correction = self._correct()
-            for hidden in (self._due, self._others):
-                for parameter, tree in hidden.items():
-                    self._show_one(parameter, tree.total())
-            self._due, self._others = {}, {}
-            self.hides, self.shown_in = False, current_micro_batch()
+            for each in self.held:
+                for tree in (each.due, each.others):
+                    if tree is not None:
+                        _show_one(each, tree.total())
+                each.due = each.others = None
+            self.has_hidden, self.shown_in = False, current_micro_batch()
         self.counts_met = set()
         return correction
 
     def show_means(self, virtual: VirtualReduction) -> None:
         """Put the mean gradients over all shares into `.grad`. Collective."""
-        sums = {**self._due}
-        for parameter, others in self._others.items():
-            due = self._due.get(parameter)
-            sums[parameter] = others if due is None else due.plus(*_one_of(others))
-        means = virtual.means(sums)
+        means = virtual.means(self.sum_of)
+        self._is_in_pass = False
         if self.counts_met - {None}:
             factor = torch.as_tensor(self._weighing.correction(self.counts_met))
-            for each in means.values():
-                each.mul_(factor.to(each))
-        for parameter in self._parameters:
-            mean, aside = means.get(parameter), self._aside.get(parameter)
+            for mean in means.values():
+                mean.mul_(factor.to(mean))
+        for each in self.held:
+            if (found := means.get(each.number)) is not None:
+                mean = found if each.aside is None else found.add_(each.aside)
+                each.parameter.grad = mean
+                each.shown = mean, mean._version
             # In an earlier share it may have been zeroed behind the step.
-            is_zeroed = parameter.grad is None and parameter in self._aside_due
-            if mean is None and (is_zeroed or self._is_stand_in(parameter)):
-                parameter.grad = aside
-                self._aside_due.discard(parameter)
-            elif mean is not None:
-                parameter.grad = mean if aside is None else mean.add_(aside)
-                self._shown[parameter] = mean, mean._version
-        self.hides, self.shown_in = False, current_micro_batch()
+            elif each.is_hidden or each.is_aside_due:
+                each.parameter.grad = each.aside
+                each.is_aside_due = False
+        self.has_hidden, self.shown_in = False, current_micro_batch()
+
+    def sum_of(self, number: int) -> TreeSum | None:
+        """Return what the step is to have of a gradient, if it has come."""
+        held = self.held[number]
+        if self._is_in_pass:
+            self.take(held)
+        if held.due is None or held.others is None:
+            return held.others if held.due is None else held.due
+        return held.due.plus(*_one_of(held.others))
 
     def check_shown(self) -> None:
         """Refuse another backward pass when the mean gradients have been changed."""
         if self._global_batch != current_global_batch():
             return
-        for parameter, (mean, version) in self._shown.items():
-            if parameter.grad is not mean or mean._version != version:
+        for each in self.held:
+            if each.shown is None:
+                continue
+            mean, version = each.shown
+            if each.parameter.grad is not mean or mean._version != version:
                 raise ElasticRunError(
                     "gradients were changed (clipped, unscaled or zeroed) between two "
                     "backward passes in one global batch, without a step. With "
@@ -180,19 +246,17 @@ class PartialGradients:
                     "(requires_grad_(False)), and step at the end of the iteration."
                 )
 
-    def note_stepped(self, optimizer: Optimizer) -> None:
+    def forget_stepped(self, optimizer: Optimizer) -> None:
         """Forget what the optimizer has stepped with."""
         if self._virtual is not None:
             self.stepped_in = current_micro_batch()
-            for parameter in parameters_of(optimizer):
-                for kept in (self._due, self._others, self._aside, self._shown):
-                    kept.pop(parameter, None)
-                self._aside_due.discard(parameter)
+            for held in self._of(parameters_of(optimizer)):
+                held.forget()
 
     def show_before_step(self) -> None:
         """Put back what no gradient has met before the step."""
         self.drop_abandoned()
-        if self.hides and self._is_reduced:
+        if self.has_hidden and self._is_reduced:
             raise ElasticRunError(
                 "an optimizer stepped at the last micro-batch of a global batch, but "
                 "that one had no backward pass through the model, which would also "
@@ -201,16 +265,16 @@ class PartialGradients:
             )
         self.show()
 
-    def make_due(self, optimizer: Optimizer, *, is_again: bool) -> None:
+    def hold_for_step(self, optimizer: Optimizer, *, is_again: bool) -> None:
         """Keep what the optimizer would step with now until it really steps."""
         self.drop_abandoned()
-        for parameter in parameters_of(optimizer):
-            self.hide(parameter, is_own=False)
-            if self._is_stand_in(parameter) and parameter in self._aside:
-                self._aside_due.add(parameter)
-            elif parameter not in self._aside_due:  # Zeroed before the step.
-                self._aside.pop(parameter, None)
-            if parameter not in self._others:
+        for held in self._of(parameters_of(optimizer)):
+            self.hide(held, is_own=False)
+            if held.has_stand_in and held.aside is not None:
+                held.is_aside_due = True
+            elif not held.is_aside_due:  # Zeroed before the step.
+                held.aside = None
+            if held.others is None:
                 continue
             if is_again:
                 raise ElasticRunError(
@@ -219,68 +283,71 @@ class PartialGradients:
                     "global batch, at its last micro-batch. Step once in each "
                     "iteration of the loop, or leave out max_local_batch_size."
                 )
-            self._make_one_due(parameter)
-
-    def _make_one_due(self, parameter: Tensor) -> None:
-        others = self._others.pop(parameter)
-        due = self._due.setdefault(parameter, others)
-        if due is not others:
-            due.add(*_one_of(others))
+            if held.due is None:
+                held.due = held.others
+            else:
+                held.due.add(*_one_of(held.others))
+            held.others = None
 
     def zero(self, parameters: Iterable[Tensor]) -> None:
         """Drop what has come to parameters since their gradients became due."""
-        for parameter in parameters:
-            if parameter in self._due:
-                self._others.pop(parameter, None)
+        for held in self._of(parameters):
+            if held.due is not None:
+                held.others = None
 
     def drop_abandoned(self) -> None:
         """Drop what is left of a global batch that its loop did not complete."""
-        if self._global_batch == current_global_batch():
+        global_batch = current_global_batch()
+        if self._global_batch == global_batch:
             return
-        self._due, self._others, self._aside, self._shown = {}, {}, {}, {}
-        self._aside_due, self.counts_met = set(), set()
-        if self.hides:
-            for parameter in self._stand_ins:
-                if self._is_stand_in(parameter):
-                    parameter.grad = None
-            self.hides = False
+        self._global_batch = global_batch
+        self.counts_met = set()
+        for each in self.held if self.has_hidden or self._virtual else ():
+            each.forget()
+            if self._is_in_pass or (self.has_hidden and each.has_stand_in):
+                each.parameter.grad = None
+        self.has_hidden = self._is_in_pass = False
+
+    def _of(self, parameters: Iterable[Tensor]) -> Iterator[HeldGradient]:
+        """Yield what is held of those parameters that are the module's."""
+        for parameter in parameters:
+            if (held := self._held_of.get(parameter)) is not None:
+                yield held
 
     def _correct(self) -> Tensor | None:
         """Weigh what is hidden by counts whose sums were not known yet."""
         if not self.counts_met - {None}:
             return None
         factor = torch.as_tensor(self._weighing.correction(self.counts_met))
-        for tree in (*self._due.values(), *self._others.values()):
-            for _, gradient in tree.nodes:
-                gradient.mul_(factor.to(gradient))
+        for each in self.held:
+            for tree in (each.due, each.others):
+                for _, gradient in [] if tree is None else tree.nodes:
+                    gradient.mul_(factor.to(gradient))
         return factor
 
-    def _show_one(self, parameter: Tensor, gradient: Tensor) -> None:
-        previous = None if self._is_stand_in(parameter) else parameter.grad
-        with torch.no_grad():
-            parameter.grad = (
-                gradient if previous is None else add_to(previous, gradient)
-            )
-
-    def _is_stand_in(self, parameter: Tensor) -> bool:
-        gradient = parameter.grad
-        return gradient is not None and gradient is self._stand_ins.get(parameter)
-
-    def _stand_in(self, parameter: Tensor, gradient: Tensor) -> Tensor | None:
+    def _stand_in(self, held: HeldGradient, gradient: Tensor) -> Tensor | None:
         """Return zeros for the program to find; None in place of a sparse gradient."""
         if gradient.is_sparse:
             return None
-        stand_in = self._stand_ins.get(parameter)
+        stand_in = held.stand_in
         kind = gradient.dtype, gradient.device
         if stand_in is None or (stand_in.dtype, stand_in.device) != kind:
             zeros = self._zeros.get(kind)
             if zeros is None:
                 zeros = self._zeros[kind] = gradient.new_zeros(
-                    max(each.numel() for each in self._parameters)
+                    max(each.parameter.numel() for each in self.held)
                 )
             stand_in = zeros[: gradient.numel()].view(gradient.shape)
-            self._stand_ins[parameter] = stand_in
+            held.stand_in = stand_in
         return stand_in
+
+
+def _show_one(held: HeldGradient, gradient: Tensor) -> None:
+    previous = None if held.has_stand_in else held.parameter.grad
+    with torch.no_grad():
+        held.parameter.grad = (
+            gradient if previous is None else add_to(previous, gradient)
+        )
 
 
 def loop_if_any() -> Loop | None:

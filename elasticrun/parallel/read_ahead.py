@@ -28,7 +28,7 @@ class ReadAhead:
         self._is_late = False  # The first forward pass came behind the first batch.
         self._last = self._num_batches = 0  # Global batches that had one.
 
-    def note_forward(self, loop: Loop | None) -> None:
+    def on_forward(self, loop: Loop | None) -> None:
         """Note a forward pass for training in a loop's body; None: outside of any."""
         before = self._loop
         if loop is not before:

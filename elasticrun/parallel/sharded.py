@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import loader_if_any
 from elasticrun.job.loop import Loop, LoopedLoader
-from elasticrun.parallel.noise import NoiseMeter
+from elasticrun.parallel.noise_meter import NoiseMeter
 from elasticrun.parallel.optimizer_hooks import OptimizerHooks
 from elasticrun.parallel.partial_gradients import PartialGradients, current_global_batch
 from elasticrun.parallel.rates import Rates
@@ -60,9 +60,9 @@ class ShardedGradients:
         self._counts_met: set[int | None] = set()
 
     @property
-    def has_unstepped(self) -> bool:
+    def awaits_step(self) -> bool:
         """Whether gradients wait for the step of an optimizer."""
-        return any(each.has_unstepped for each in self._optimizers)
+        return any(each.awaits_step for each in self._optimizers)
 
     def add_optimizer(self, optimizer: Optimizer, *, rates: Rates | None) -> None:
         """Let an optimizer step once, with the gradients of whole global batches."""
@@ -89,7 +89,7 @@ class ShardedGradients:
             self._measuring = meter
         if is_training:
             for optimizer in self._optimizers:
-                optimizer.note_forward(loop)
+                optimizer.on_forward(loop)
         return loader.is_step
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -111,7 +111,7 @@ class ShardedGradients:
     def zero_grad(self) -> None:
         """Note that the gradients are about to be zeroed."""
         for optimizer in self._optimizers:
-            optimizer.note_zeroed()
+            optimizer.on_zero_grad()
 
     def unhook(self) -> None:
         """Do nothing: no hooks are at the parameters."""
@@ -156,7 +156,7 @@ class ShardedGradients:
         """Get ready for the first gradient of a backward pass."""
         self._is_in_pass = True
         for optimizer in self._optimizers:
-            optimizer.note_backward()
+            optimizer.on_backward()
         meter, is_step = self._measuring, loader is None or loader.is_step
         if meter is not None and loader is not None:
             meter.begin_pass(loader.running_loop)
@@ -222,7 +222,7 @@ class ShardedGradients:
 class _NothingHidden(PartialGradients):
     """Gradients that FSDP keeps for itself until the last micro-batch."""
 
-    def make_due(self, optimizer: Optimizer, *, is_again: bool) -> None:
+    def hold_for_step(self, optimizer: Optimizer, *, is_again: bool) -> None:
         del optimizer, is_again
 
 

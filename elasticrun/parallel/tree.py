@@ -9,7 +9,7 @@ halves, or the one half that there is. Of six shares, with two of them left out:
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -63,6 +63,8 @@ class TreeSum:
 
     def nodes_before(self, end: float) -> list[tuple[int, Tensor]]:
         """Return the nodes when no share before `end` comes any more."""
+        if len(self.nodes) == 1:  # As where a process has one share.
+            return self.nodes
         joined = self._copy()
         joined._join(end, is_last=True)
         return joined.nodes
@@ -93,92 +95,238 @@ def add_to(first: Tensor, second: Tensor) -> Tensor:
     return second + first if first.is_sparse else first.add_(second)
 
 
+# Returns what this process has of a gradient, by its parameter's number, if anything.
+SumOf = Callable[[int], TreeSum | None]
+
+
 class TreeReduction:
     """Adds up the gradients of all processes' shares, exactly as one process would.
 
-    Each process sends every other one a slice of the nodes that its run has, which adds
-    the rest of the tree for that slice; then the slices of the total are gathered. With
-    one share a process that is the traffic of a ring all-reduce. What is missing is
-    -0.0 there, which leaves every number as it is, also -0.0.
+    They go in buckets, as in DDP: the last parameters' first, whose gradients come
+    first. A bucket is sent during the backward pass once it is complete, and those
+    before it are sent; the last one when the pass has ended.
 
     Args:
         parameters: Those of one module, in the same order in each process.
         num_shares: Of a global batch.
+        bucket_mib: What a bucket holds; the first one holds 1 MiB at most.
     """
 
     def __init__(
-        self, parameters: Sequence[Tensor], *, num_shares: int, rank: int, size: int
+        self,
+        parameters: Sequence[Tensor],
+        *,
+        num_shares: int,
+        rank: int,
+        size: int,
+        bucket_mib: float = 25,
     ) -> None:
         self._parameters = parameters
         self._num_shares = num_shares
+        self._bucket_bytes = [int(min(1, bucket_mib) * 2**20), int(bucket_mib * 2**20)]
         self._rank = rank
         shares = range(num_shares)
         self._runs = [partition(shares, r, num_parts=size) for r in range(size)]
         self._nodes = [_first_shares(run) for run in self._runs]
+        self._kinds: list[Any] = []  # Of the parameters that the buckets are for.
+        self._buckets: list[_Bucket] = []
+        self._bucket_of: dict[int, int] = {}
+        # In the backward pass under way: how many gradients each bucket waits for, how
+        # many buckets were sent, and whether a gradient came behind its bucket.
+        self._num_awaited: list[int] = []
+        self._num_sent = 0
+        self._is_late = False
 
     def new_sum(self) -> TreeSum:
         """Return the sum of no gradient yet, of one parameter in this process."""
         return TreeSum(self._runs[self._rank].start)
 
-    def means(self, sums: Mapping[Tensor, TreeSum]) -> dict[Tensor, Tensor]:
+    def begin_pass(self) -> None:
+        """Prepare a backward pass behind which gradients are asked for."""
+        if len(self._runs) == 1:
+            return
+        kinds = [
+            (each.dtype, each.device) if each.requires_grad else None
+            for each in self._parameters
+        ]
+        if kinds != self._kinds:
+            self._kinds = kinds
+            self._fill_buckets()
+        self._num_awaited = [len(bucket.numbers) for bucket in self._buckets]
+        self._num_sent, self._is_late = 0, False
+
+    def send_ready(self, number: int, sum_of: SumOf) -> None:
+        """Send the buckets that are complete once a parameter has its gradient."""
+        if len(self._buckets) < 2:
+            return
+        bucket = self._bucket_of[number]
+        self._num_awaited[bucket] -= 1
+        # Reentrant checkpoints that share a parameter bring it two gradients in a pass.
+        self._is_late |= bucket < self._num_sent
+        while self._num_sent < len(self._buckets) - 1:
+            if self._num_awaited[self._num_sent] > 0:
+                break
+            self._send_next(sum_of)
+
+    def means(self, sum_of: SumOf) -> dict[int, Tensor]:
         """Return the mean gradient of each parameter for which a share has any.
 
         Collective, with several processes.
         """
-        trained = [each for each in self._parameters if each.requires_grad]
-        totals: dict[Tensor, Tensor] = {}
         if len(self._runs) == 1:
-            totals = {each: sums[each].total() for each in trained if each in sums}
+            sums = {number: sum_of(number) for number in self._trained()}
+            totals = {number: own.total() for number, own in sums.items() if own}
         else:
-            kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-            for each in trained:
-                kinds.setdefault((each.dtype, each.device), []).append(each)
-            for parameters in kinds.values():
-                totals |= self._exchanged(parameters, sums)
+            totals, was_late = self._received(sum_of)
+            if was_late:  # Some process has added to what it had sent.
+                self._num_sent, self._is_late = 0, False
+                totals, _ = self._received(sum_of)
         # In memory of their own that is laid out as the parameter, as autograd has it:
         # a norm adds in the order in which numbers lie there.
-        return {
-            each: torch.div(
-                total, self._num_shares, out=torch.empty_like(each, requires_grad=False)
+        if not totals:
+            return {}
+        means = torch._foreach_div([*totals.values()], self._num_shares)
+        found = dict(zip(totals, means, strict=True))
+        for number, mean in found.items():
+            parameter = self._parameters[number]
+            if mean.stride() != parameter.stride():
+                found[number] = torch.empty_like(parameter, requires_grad=False)
+                found[number].copy_(mean)
+        return found
+
+    def _trained(self) -> list[int]:
+        return [n for n, each in enumerate(self._parameters) if each.requires_grad]
+
+    def _fill_buckets(self) -> None:
+        trained = self._trained()[::-1]
+        parameters = [self._parameters[number] for number in trained]
+        places, _ = dist._compute_bucket_assignment_by_size(
+            parameters, self._bucket_bytes
+        )
+        self._buckets = [
+            _Bucket(
+                [trained[place] for place in of_one],
+                [parameters[place] for place in of_one],
+                self._nodes,
+                self._rank,
             )
-            for each, total in totals.items()
+            for of_one in places
+        ]
+        self._bucket_of = {
+            number: place
+            for place, bucket in enumerate(self._buckets)
+            for number in bucket.numbers
         }
 
-    def _exchanged(
-        self, parameters: list[Tensor], sums: Mapping[Tensor, TreeSum]
-    ) -> dict[Tensor, Tensor]:
-        """Return the total gradients of parameters of one kind."""
-        size, first = len(self._runs), parameters[0].detach()
-        # Behind the gradients there is a number for each, 0 where no share has one.
-        lengths = [each.numel() for each in parameters] + [1] * len(parameters)
-        slice_ = -(-sum(lengths) // size)
-        most = max(map(len, self._nodes))
-        sent = first.new_full((most, size * slice_), -0.0)
-        split: Any = torch.split  # Which torch has left untyped.
-        rows = [split(row[: sum(lengths)], lengths) for row in sent]
+    def _send_next(self, sum_of: SumOf) -> None:
         end = self._runs[self._rank].stop
-        for place, parameter in enumerate(parameters):
-            own = sums[parameter].nodes_before(end) if parameter in sums else []
-            for share, value in own:
-                row = rows[bisect_right(self._nodes[self._rank], share) - 1]
-                row[place].view_as(value).copy_(value)
-                row[len(parameters) + place].fill_(1.0)
-        sent = sent.view(most, size, slice_).transpose(0, 1).contiguous()
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent)
+        bucket = self._buckets[self._num_sent]
+        sums = [sum_of(number) for number in bucket.numbers]
+        nodes = [own.nodes_before(end) if own else [] for own in sums]
+        bucket.send(nodes, is_late=self._is_late)
+        self._num_sent += 1
+
+    def _received(self, sum_of: SumOf) -> tuple[dict[int, Tensor], bool]:
+        """Return the totals, and whether any process has marked a gradient as late."""
+        while self._num_sent < len(self._buckets):
+            self._send_next(sum_of)
+        for bucket in self._buckets:
+            bucket.gather()
+        totals: dict[int, Tensor] = {}
+        was_late = False
+        for bucket in self._buckets:
+            found, was_late = bucket.totals()
+            totals |= found
+        return totals, was_late
+
+
+class _Bucket:
+    """Adds up what all processes have for some parameters of one kind.
+
+    1. Each process lays the nodes that its run has into rows, one below the other. What
+       is missing is -0.0 there, which leaves every number as it is, also -0.0.
+    2. It sends each process a slice of its rows (all-to-all).
+    3. Each adds the rest of the tree for its slice, and all gather the slices.
+
+    With one share a process that is the traffic of a ring all-reduce. Two processes
+    with a node each do one: the sum of two numbers is the same in either order.
+
+    Args:
+        numbers: Of the parameters.
+        parameters: All of one type and device.
+        nodes: The first share of each node that a process has, by the processes.
+        rank: Of this one.
+    """
+
+    def __init__(
+        self,
+        numbers: list[int],
+        parameters: list[Tensor],
+        nodes: list[list[int]],
+        rank: int,
+    ) -> None:
+        self.numbers = numbers
+        self._parameters = parameters
+        self._nodes = nodes
+        self._rank = rank
+        self._num_rows = max(map(len, nodes))
+        self._is_pair = len(nodes) == 2 and self._num_rows == 1
+        # Behind the gradients there is a mark for each, not 0 where a share has one,
+        # and one for a gradient that came behind its bucket.
+        self._lengths = [each.numel() for each in parameters]
+        self._length = sum(self._lengths) + len(parameters) + 1
+        self._slice = -(-self._length // len(nodes))
+        self._values = self._whole = torch.empty(0)  # As received, and in the end.
+        self._work: Any = None
+
+    def send(self, nodes: list[list[tuple[int, Tensor]]], *, is_late: bool) -> None:
+        """Send this process's nodes of each parameter; does not wait. Collective."""
+        like, size = self._parameters[0].detach(), len(self._nodes)
+        nothing = like.new_full((), -0.0)
+        missing = [nothing.expand(length) for length in self._lengths]
+        rows = [[*missing] for _ in self._nodes[self._rank]]
+        marks = [[0.0] * len(missing) + [float(is_late)] for _ in rows]
+        for place, of_one in enumerate(nodes):
+            for share, value in of_one:
+                row = bisect_right(self._nodes[self._rank], share) - 1
+                rows[row][place] = value.reshape(-1)
+                marks[row][place] = 1.0
+        sent = like.new_empty((self._num_rows, size * self._slice))
+        for row, gradients, marked in zip(sent, rows, marks, strict=False):
+            torch.cat([*gradients, like.new_tensor(marked)], out=row[: self._length])
+        if self._is_pair:
+            self._whole = sent[0]
+            self._work = dist.all_reduce(self._whole, async_op=True)
+            return
+        sent = sent.view(-1, size, self._slice).transpose(0, 1).contiguous()
+        self._values = torch.empty_like(sent)
+        self._work = dist.all_to_all_single(self._values, sent, async_op=True)
+
+    def gather(self) -> None:
+        """Add what has come, and gather what all have added. Collective."""
+        self._work.wait()
+        if self._is_pair:
+            return
         tree = TreeSum()
-        for nodes, values in zip(self._nodes, received, strict=True):
+        for nodes, values in zip(self._nodes, self._values, strict=True):
             for share, value in zip(nodes, values, strict=False):
                 tree.add(share, value)
-        whole = first.new_empty(size * slice_)
-        dist.all_gather(list(split(whole, slice_)), tree.total().contiguous())
-        totals = split(whole[: sum(lengths)], lengths)
-        marks = torch.cat(totals[len(parameters) :]).tolist()
-        return {
-            parameter: total.view_as(parameter)
-            for parameter, total, mark in zip(parameters, totals, marks, strict=False)
-            if mark
-        }
+        own = tree.total().contiguous()
+        self._whole = own.new_empty(len(self._nodes) * self._slice)
+        self._work = dist.all_gather_into_tensor(self._whole, own, async_op=True)
+
+    def totals(self) -> tuple[dict[int, Tensor], bool]:
+        """Return the totals of what any share has, and whether one came late."""
+        self._work.wait()
+        num_marks = len(self.numbers) + 1
+        split: Any = torch.split  # Which torch has left untyped.
+        *parts, marks = split(self._whole[: self._length], [*self._lengths, num_marks])
+        *has_any, is_late = marks.tolist()
+        self._values = self._whole = torch.empty(0)
+        self._work = None  # It holds on to them, too.
+        found = zip(self.numbers, self._parameters, parts, has_any, strict=True)
+        totals = {number: part.view_as(p) for number, p, part, has in found if has}
+        return totals, bool(is_late)
 
 
 def _first_shares(run: range) -> list[int]:

@@ -19,9 +19,9 @@ from elasticrun.job.loop import Loop, LoopedLoader, LoopOfSteps
 from elasticrun.job.virtual import VirtualReplicas
 from elasticrun.parallel.collectives import collective_in_backward
 from elasticrun.parallel.reduction import broadcast, check_even
-from elasticrun.parallel.tree import TreeReduction, TreeSum
+from elasticrun.parallel.tree import SumOf, TreeReduction
 
-# Of DDP, which say only how it does what is not done here.
+# Of DDP, which say only how it does what is not done here; but for "bucket_cap_mb".
 _OPTIONS = (
     *("device_ids", "output_device", "bucket_cap_mb", "gradient_as_bucket_view"),
     "find_unused_parameters",
@@ -58,6 +58,7 @@ class VirtualReduction:
             num_shares=job.virtual.number,
             rank=job.rank,
             size=job.world_size,
+            bucket_mib=options.get("bucket_cap_mb") or 25,
         )
         self._buffers = _ShareBuffers(
             module, is_first=job.rank == 0, send=self._broadcast
@@ -101,6 +102,8 @@ class VirtualReduction:
                 "Train in a loop over an AdaptiveDataLoader, or leave virtual_replicas "
                 "out."
             )
+        if loader.is_step:
+            self.tree.begin_pass()
         if loader.running_loop is self._checked_loop or self._is_alone:
             return
         self._checked_loop = loader.running_loop
@@ -116,12 +119,26 @@ class VirtualReduction:
         """Keep the buffers as they are now, behind the backward pass of a share."""
         self._buffers.leave()
 
-    def means(self, sums: Mapping[Tensor, TreeSum]) -> dict[Tensor, Tensor]:
+    @property
+    def sends_early(self) -> bool:
+        """Whether gradients are sent while the backward pass goes on.
+
+        Not those of several models: gradients of these may come in one pass, and in
+        another order in each process, where shares leave parameters out.
+        """
+        return not self._is_alone and self.replicas.num_models == 1
+
+    def send_ready(self, number: int, sum_of: SumOf) -> None:
+        """Send gradients on their way once they have come for a parameter."""
+        if self.sends_early:
+            self.tree.send_ready(number, sum_of)
+
+    def means(self, sum_of: SumOf) -> dict[int, Tensor]:
         """Return the mean gradients over the shares of all processes. Collective."""
         if not self._is_alone:
             self._job.in_step.num_reductions += 1
         self._buffers.send()
-        means = self.tree.means(sums)
+        means = self.tree.means(sum_of)
         if not self._is_alone and self._job.rescue is not None:
             self._job.rescue.note_reduction()
         return means

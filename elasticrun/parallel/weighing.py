@@ -91,8 +91,8 @@ class Weighing:
         weigh: Any = _Weigh.apply
         return weigh(loss, self, factor, number)
 
-    def note(self, number: int | None) -> None:
-        """Note that the backward pass has come through a weighed loss.
+    def meet(self, number: int | None) -> None:
+        """Remember that the backward pass has come through a weighed loss.
 
         Args:
             number: Of the count by which it was weighed, if its sum is not known yet.
@@ -236,7 +236,7 @@ class _Weigh(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        ctx.weighing.note(ctx.number)
+        ctx.weighing.meet(ctx.number)
         weighed = gradient.double() * ctx.factor()
         return weighed.to(gradient.dtype), None, None, None
 

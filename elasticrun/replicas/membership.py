@@ -20,7 +20,6 @@ from elasticrun.replicas.environment import Environment, keep_gloo_on_loopback
 from elasticrun.replicas.exchange import HERE, Exchange
 from elasticrun.replicas.gathering import gather
 from elasticrun.replicas.links import Links, connect_all
-from elasticrun.replicas.open_files import raise_limit_of_open_files
 from elasticrun.replicas.process_end import wait_for_threads_at_exit
 from elasticrun.replicas.store import (
     ALL_LEAVE,
@@ -32,6 +31,7 @@ from elasticrun.replicas.store import (
     JobStore,
     serve_store_at,
 )
+from elasticrun.replicas.wire import raise_limit_of_open_files
 
 logger = Logger(__name__)
 

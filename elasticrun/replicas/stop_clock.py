@@ -64,14 +64,14 @@ class StopClock:
         logger.info("%s: stopping at the next boundary%s", name, hint)
         return True
 
-    def note_stopping(self) -> None:
+    def on_stopping(self) -> None:
         """The boundary has come; what is saved there may take its time."""
         self.deadline = self.warns_at = None
 
-    def note_heard(self) -> None:
+    def on_heard(self) -> None:
         self._has_heard = True
 
-    def note_decided(self) -> None:
+    def on_decided(self) -> None:
         """A stop that a signal asked for is agreed; the boundary is to come soon."""
         deadline = time.monotonic() + self._grace
         self.deadline = min(deadline, self.deadline or deadline)

@@ -181,7 +181,7 @@ class Watcher:
 
     def note_stopping(self) -> None:
         """The training thread has come to its stop; it may take its time."""
-        self._clock.note_stopping()
+        self._clock.on_stopping()
 
     def close(self) -> None:
         """Stop watching; rank 0, which serves the store, first waits for the others."""
@@ -273,7 +273,7 @@ class Watcher:
         self._broadcast(self._coordinator.on_request(request, time.monotonic()))
 
     def _on_ask(self, ask: Ask) -> None:
-        self._clock.note_heard()
+        self._clock.on_heard()
         boundary = self._gate.promise()
         # Rank 0 gives an agreement up after the grace, and says so, unless it hangs.
         self._do_in(self._grace + _FAREWELL_SECONDS, self._on_no_answer)
@@ -295,8 +295,8 @@ class Watcher:
         self._due.pop(self._on_no_answer, None)
         is_pressing = decision.kind == STOP and decision.cause.startswith("SIG")
         if is_pressing:
-            self._clock.note_heard()
-            self._clock.note_decided()
+            self._clock.on_heard()
+            self._clock.on_decided()
         self._gate.settle(decision)
 
     def _on_give_up(self, message: GiveUp) -> None:
@@ -312,7 +312,7 @@ class Watcher:
         # The others must have heard before rank 0 is gone.
         self._given_up = message.exit_code
         self._do_in(NAMING_SECONDS, lambda: exit_at_once(message.exit_code))
-        self._note_if_alone()
+        self._end_if_alone()
 
     # Leaving: rank 0 serves the store, so the others must not need it any more.
 
@@ -322,7 +322,7 @@ class Watcher:
             self._is_leaving = True
             self._do_in(_OTHERS_SECONDS, self._end)  # Who is left is dead or hangs.
             self._broadcast(Farewell())
-            self._note_if_alone()
+            self._end_if_alone()
         else:
             self._send({0}, HasLeft(self._rank))
             self._end()
@@ -337,23 +337,23 @@ class Watcher:
 
     def _on_left(self, left: HasLeft) -> None:
         assert self._coordinator is not None
-        self._note_gone(left.rank, "its program has ended")
+        self._remove(left.rank, "its program has ended")
         self._broadcast(self._coordinator.on_left())
 
     def _on_death(self, rank: int) -> None:
         assert self._coordinator is not None
-        self._note_gone(rank, "its process died")
+        self._remove(rank, "its process died")
         given_up = self._coordinator.on_death(rank)
         self._broadcast(given_up)
         if given_up is None or given_up.kind != STOP:  # Else all exit anyway.
             self._broadcast(Dead(rank))
 
-    def _note_gone(self, rank: int, fate: str) -> None:
+    def _remove(self, rank: int, fate: str) -> None:
         self._present.discard(rank)
         self._gone[rank] = fate
-        self._note_if_alone()
+        self._end_if_alone()
 
-    def _note_if_alone(self) -> None:
+    def _end_if_alone(self) -> None:
         """End rank 0's part once nobody needs it: its thread, or its process."""
         if self._is_leaving and not self._present:
             self._end()

@@ -5,7 +5,9 @@ Replicas' watchers talk so, and so do the launcher, its replicas and its command
 
 from __future__ import annotations
 
+import contextlib
 import json
+import resource
 import select
 import socket
 import threading
@@ -17,6 +19,7 @@ Message = dict[str, Any]
 
 _MAX_BYTES = 1 << 20
 _AT_ONCE = 1 << 16
+_ENOUGH_FILES = 1 << 16  # Rank 0 has three for each other replica, the launcher five.
 
 
 class WireError(Exception):
@@ -129,6 +132,17 @@ class Channel:
     def close(self) -> None:
         self.is_open = False
         self.connection.close()
+
+
+def raise_limit_of_open_files() -> None:
+    """Raise the soft limit, often 1,024, as far as the hard one lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = (
+        _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(_ENOUGH_FILES, hard)
+    )
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        with contextlib.suppress(ValueError, OSError):  # The system has another bound.
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def to_line(message: Message) -> bytes:

@@ -117,7 +117,7 @@ def check_restarts(before: str, port: str, tmp_path: Path, *, draws: bool) -> No
 
 @pytest.mark.slow
 @pytest.mark.wide
-@pytest.mark.parametrize("name", ["vae", "no_trainer"])
+@pytest.mark.parametrize("name", ["vae", "no_trainer", "ddpm"])
 def test_port_ends_alike_at_any_number_with_virtual_replicas(
     name: str, tmp_path: Path
 ) -> None:

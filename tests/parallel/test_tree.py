@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from elasticrun.data.order.shares import partition
-from elasticrun.parallel.tree import TreeSum
+from elasticrun.parallel.tree import TreeReduction, TreeSum
+from elasticrun.testing import run_generation
 
 # Where the order of additions decides about the last bits.
 KINDS: list[Callable[[random.Random], float]] = [
@@ -80,3 +83,79 @@ def test_a_process_holds_few_sums(num_shares: int) -> None:
         tree.add(share, torch.ones(()))
         assert len(tree.nodes) <= num_shares.bit_length() + 1
     assert tree.total() == num_shares
+
+
+# What processes send each other, bucket by bucket.
+
+SIZES = [(2, 3), (4,), (1, 5), (3,), (2,)]
+Pieces = dict[tuple[int, int], list[Tensor]]  # By share and parameter.
+
+
+def random_pieces(numbers: random.Random, num_shares: int) -> Pieces:
+    """Return what shares have of some gradients; a gradient may come in two pieces."""
+    return {
+        (share, number): [
+            torch.tensor([numbers.choice(KINDS)(numbers) for _ in range(16)])[
+                : torch.Size(size).numel()
+            ].view(size)
+            for _ in range(numbers.choice([0, 1, 1, 1, 2]))
+        ]
+        for share in range(num_shares)
+        for number, size in enumerate(SIZES)
+    }
+
+
+def means_of(tree: TreeReduction, pieces: Pieces, run: range, order: list[int]) -> Any:
+    """Have gradients come in an order, each last piece behind a look at the others."""
+    sums: dict[int, TreeSum] = {}
+    tree.begin_pass()
+    for number, has_all in [(n, False) for n in order] + [(n, True) for n in order]:
+        for share in run:
+            is_last = share == run[-1]
+            there = pieces[share, number]
+            kept = there[:1] if is_last else there
+            for piece in kept if not has_all else there[1:] if is_last else ():
+                sums.setdefault(number, tree.new_sum()).add(share, piece.clone())
+        if not has_all or len(pieces[run[-1], number]) > 1:
+            tree.send_ready(number, sums.get)
+    return tree.means(sums.get)
+
+
+def compare_with_one_process() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for num_shares, trial in itertools.product(range(size, 9), range(4)):
+        numbers = random.Random(f"{num_shares} {trial}")
+        parameters = [nn.Parameter(torch.zeros(each)) for each in SIZES]
+        alone, shared = (
+            TreeReduction(
+                parameters,
+                num_shares=num_shares,
+                rank=r,
+                size=s,
+                bucket_mib=24 / 2**20,
+            )
+            for r, s in ((0, 1), (rank, size))
+        )
+        run = partition(range(num_shares), rank, num_parts=size)
+        own = random.Random(f"{num_shares} {trial} {rank}")
+        for _ in range(2):
+            pieces = random_pieces(numbers, num_shares)
+            order = own.sample(range(len(SIZES)), len(SIZES))
+            found = means_of(shared, pieces, run, order)
+            wanted = means_of(alone, pieces, range(num_shares), order)
+            assert found.keys() == wanted.keys()
+            for number, mean in found.items():
+                assert bits(mean) == bits(wanted[number]), (num_shares, trial, number)
+
+
+def compare_in_group() -> None:
+    dist.init_process_group("gloo")
+    compare_with_one_process()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.wide)])
+def test_buckets_that_are_sent_early_or_again_come_to_what_one_process_adds(
+    size: int,
+) -> None:
+    run_generation(compare_in_group, size)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -37,3 +39,28 @@ def test_nobody_there_is_no_error() -> None:
     left.send({"type": "stop"})
     assert left.receive_one() is None
     left.close()
+
+
+RAISING = """
+import resource
+from elasticrun.replicas.wire import raise_limit_of_open_files
+raise_limit_of_open_files()
+print(resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "limits"),
+    [(100, 300, (300, 300)), (300, 300, (300, 300))],
+)
+def test_the_soft_limit_of_open_files_is_raised_to_the_hard_one(
+    soft: int, hard: int, limits: tuple[int, int]
+) -> None:
+    limit = f'ulimit -Sn {soft}; ulimit -Hn {hard}; exec "$@"'
+    result = subprocess.run(
+        ["bash", "-c", limit, "bash", sys.executable, "-c", RAISING],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout == f"{limits}\n"

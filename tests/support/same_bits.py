@@ -105,7 +105,8 @@ def classify(
     net = nn.Sequential(Drift(), nn.BatchNorm1d(8), network())
     optimizer = Noise(net.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
-    model = AdaptiveDataParallel(net, optimizer, scheduler)
+    # In buckets so small that some go out before the backward pass has ended.
+    model = AdaptiveDataParallel(net, optimizer, scheduler, bucket_cap_mb=2e-4)
     train = AdaptiveDataLoader(
         Noisy(),
         BATCH,

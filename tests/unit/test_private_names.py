@@ -44,6 +44,7 @@ NAMES = {
     "torch.Tensor._backward_hooks": "Steps after a measured one take longer.",
     "torch.Tensor._version": "What replayed code changes of a large tensor stays.",
     "torch._foreach_copy_": "Nothing is remembered for a rescue of modules.",
+    "torch._foreach_div": "With virtual replicas, no model trains.",
     "torch.autograd.Function._backward_cls._forward_cls": (
         "Weighed losses, and collectives in a backward pass, are not recognized."
     ),
@@ -56,6 +57,9 @@ NAMES = {
     ),
     # Torch's: modules, and what compiles and averages them.
     "torch._dynamo": "Each replica imports it, which takes over a second.",
+    "torch.distributed._compute_bucket_assignment_by_size": (
+        "With virtual replicas, no model trains in several processes."
+    ),
     "torch.distributed.utils._verify_param_shape_across_processes": (
         "With virtual replicas, replicas with different models are not told apart."
     ),

@@ -99,7 +99,7 @@ class Cuts(Protocol):
     def num_alike(self, number: int) -> int:
         """Return how many batches are cut alike, this one the first.
 
-        At least 1; fewer than there are cost time only.
+        It may be a lower bound, from 1 on, which only costs time.
         """
         ...
 

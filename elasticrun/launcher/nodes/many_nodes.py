@@ -53,6 +53,7 @@ class ManyNodes:
 
     Args:
         name: The job's; jobs of other names do not see each other.
+        share: Replicas that this node brings when it comes.
 
     Attributes:
         round: What all nodes started last; None before the first generation.
@@ -63,11 +64,13 @@ class ManyNodes:
         settings: NodeSettings,
         name: str,
         *,
+        share: int,
         loop: EventLoop,
         subscriber: NodesSubscriber,
         say: Callable[[str], None],
     ) -> None:
         self._settings = settings
+        self._share = share
         self._name = name
         self._loop = loop
         self._subscriber = subscriber
@@ -85,6 +88,7 @@ class ManyNodes:
         self._why = ""  # The last try to meet the others has failed.
         self._is_host = False  # It serves the endpoint.
         self._is_leaving = False
+        self._room: Message = {}  # As told to nodes that come.
         self.round: RoundPlan | None = None
 
     # What the supervisor asks for.
@@ -199,6 +203,7 @@ class ManyNodes:
             self._offer = None  # Its ports are at the old address.
         self._address = message
         self._is_host = message["is_host"]
+        self._room = {}  # The store is a new one, or has forgotten this node.
         self._why = ""
         self._phase = _NodePhase.OUTSIDE
         self._subscriber.on_open(message["bind"])
@@ -207,7 +212,9 @@ class ManyNodes:
 
     def _join_next_round(self) -> None:
         self._phase = _NodePhase.JOINING
-        self._send({"type": "join"})
+        self._tell_room({})
+        # Whoever was here before has a place in the job.
+        self._send({"type": "join", "share": 0 if self.round else self._share})
         text = (
             f"waiting at {self._settings.endpoint} for at least "
             f"{counted(self._settings.least, 'node')}; a new generation begins when "
@@ -321,8 +328,16 @@ class ManyNodes:
             self._offer = None
             self._subscriber.on_round(self.round)
 
+    def _tell_room(self, room: Message) -> None:
+        """Have nodes that come know how many replicas the job has room for."""
+        if room != self._room:
+            self._room = room
+            self._send({"type": "room", "room": room})
+
     def _watch(self) -> None:
         attempt = self._attempt
+        if self.round is not None and (most := self._subscriber.num_shares):
+            self._tell_room({"num_shares": most, "size": self.round.size})
         self._hear_stop_requests(*REASONS)
         if attempt.is_awaited and "stop" not in attempt.own:
             self.request_stop(JOIN, _HAS_COME)
@@ -375,7 +390,12 @@ def nodes_of(
     if options.nodes is None:
         return OneNode(subscriber)
     return ManyNodes(
-        options.nodes, options.name, loop=loop, subscriber=subscriber, say=say
+        options.nodes,
+        options.name,
+        share=options.replicas.initial,
+        loop=loop,
+        subscriber=subscriber,
+        say=say,
     )
 
 
@@ -391,6 +411,15 @@ def _explain(message: Message, settings: NodeSettings) -> str:
             f"the clock of this machine differs by {message['seconds']:.0f} s from "
             f"that of {settings.endpoint}, so each would believe the other dead. "
             "Synchronize both clocks (NTP)"
+        )
+    if message["type"] == "no_room":
+        room = message["num_shares"] - message["size"]
+        return (
+            f"this node brings {counted(message['share'], 'replica')} to "
+            f"{message['size']} of a job with {message['num_shares']} virtual "
+            f"replicas, so there is room for {room}: each replica trains a share of "
+            f"each global batch or more. Bring at most {room} (--replicas), or "
+            "`elasticrun scale` another node down first"
         )
     if message["type"] == "no_address":
         return str(message["text"])

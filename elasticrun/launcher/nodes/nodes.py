@@ -124,6 +124,11 @@ def plan_round(
 class NodesSubscriber(Protocol):
     """Who is told what becomes of the nodes."""
 
+    @property
+    def num_shares(self) -> int | None:
+        """Virtual replicas of the job; None if there are none, or it is not known."""
+        ...
+
     def on_open(self, bind: str) -> None:
         """The others can be met; rank 0 is to listen for them at `bind`."""
 

@@ -52,6 +52,8 @@ _MOST_SKEW = 3.0  # Seconds; heartbeats carry the time of day.
 _TOKEN = "elasticrun/token"
 _CLOCK = "elasticrun/clock"
 _SERVED = "elasticrun/served"
+_ROOM = "elasticrun/room"
+_ROOM_SECONDS = 15.0  # A node that died may be here again before its loss has shown.
 SILENT_SECONDS = 8.0
 
 
@@ -257,10 +259,14 @@ class Rendezvous:
     def _obey(self, message: Message) -> None:
         if message["type"] == "join":
             self._round_store, self._attempt, self._joined = None, 0, None
-            self._joining = threading.Thread(target=self._join, daemon=True)
+            self._joining = threading.Thread(
+                target=self._join, args=(message["share"],), daemon=True
+            )
             self._joining.start()
         elif message["type"] == "note" and self._round_store is not None:
             self._round_store.put_note(self._attempt, message["note"])
+        elif message["type"] == "room":
+            self._store.set(self._room_key, json.dumps(message["room"]))
         elif message["type"] == "attempt":
             self._attempt = message["attempt"]
         elif message["type"] == "bye":
@@ -298,10 +304,30 @@ class Rendezvous:
             num_waiting=self._handler.num_nodes_waiting(),
         )
 
-    def _join(self) -> None:
+    @property
+    def _room_key(self) -> str:
+        return f"{_ROOM}/{self._order['name']}"
+
+    def _lacking_room(self, share: int) -> Message | None:
+        """Return why there is no room for so many replicas more, if there is none.
+
+        Before the others hear of this node, as they would all save and exit.
+        """
+        deadline = time.monotonic() + _ROOM_SECONDS
+        while self._store.check([self._room_key]):
+            room = json.loads(self._store.get(self._room_key))
+            if not room or share <= room["num_shares"] - room["size"]:
+                return None
+            if time.monotonic() > deadline:
+                return {"type": "no_room", "share": share, **room}
+            time.sleep(LOOK_SECONDS)
+        return None
+
+    def _join(self, share: int) -> None:
         """Become a member of the next round; in a thread, since it takes its time."""
         try:
-            self._joined = self._next_round()
+            lacking = self._lacking_room(share) if share else None
+            self._joined = lacking or self._next_round()
         except RendezvousClosedError:
             self._joined = {"type": "closed"}
         except RendezvousTimeoutError:

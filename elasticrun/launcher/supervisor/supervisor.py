@@ -188,6 +188,12 @@ class Supervisor:
         """Whether the running generation is neither to stop nor to be rescaled."""
         return self._stop is Stop.NONE and not self.successors.is_rescaling
 
+    @property
+    def num_shares(self) -> int | None:
+        """Virtual replicas; None if there are none, or it is not known."""
+        told = None if self.generation is None else self.generation.num_shares
+        return told or self.options.settings.virtual_replicas
+
     def scale(self, size: int, *, is_forced: bool = False) -> str:
         """Go on with so many replicas here; return what will happen."""
         self.options.replicas.check(size)

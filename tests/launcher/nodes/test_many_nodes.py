@@ -28,6 +28,7 @@ def test_meeting_is_tried_again_where_no_process_can_be_started(
     nodes = ManyNodes(
         NodeSettings(1, 2, "host", 29400),
         "job",
+        share=1,
         loop=loop,
         subscriber=subscriber,
         say=said.append,
