@@ -16,10 +16,11 @@ in brackets, the thread.
 
 A save is *in flight* while the writer's thread writes it and training goes on; a
 boundary after its end *settles* it, that is, concludes it. An *awaited* save is written
-in the training thread, and so is one that does not fit into memory. One that is *left*
-to successors on this machine is committed without being forced to the disk: they read
-it from the memory that the system has it in, and once they train, their rank 0 forces
-it, as a save in flight. So is one that a replica makes alone, if all are on a machine.
+in the training thread, without a copy, and so is one that does not fit into memory. One
+that is *left* to successors on this machine is committed without being forced to the
+disk: they read it from the memory that the system has it in, and once they train, their
+rank 0 forces it, as a save in flight. So is one that a replica makes alone, if all are
+on a machine.
 """
 
 from __future__ import annotations
@@ -228,7 +229,7 @@ class Saver:
                 # Collective, so it comes before a rank may fail alone.
                 for state in states:
                     state.sync()
-                capture = self._capture(number, position)
+                capture = self._capture(number, position, is_awaited=is_awaited)
 
                 # Training goes on meanwhile if nothing that is written can change.
                 write = partial(
@@ -362,10 +363,14 @@ class Saver:
         self._number += 1
         return number
 
-    def _capture(self, number: int, position: dict[str, Any]) -> Capture:
+    def _capture(
+        self, number: int, position: dict[str, Any], *, is_awaited: bool
+    ) -> Capture:
         """Copy what this rank saves into memory, or note what will write it."""
         try:
-            capture = self._capturer.capture(number, position, self.newest)
+            capture = self._capturer.capture(
+                number, position, self.newest, is_awaited=is_awaited
+            )
         except Exception as error:
             if self._rank == 0:
                 self._exchange.refuse(SAVE_BEGUN.format(number), error)

@@ -153,12 +153,23 @@ class Capturer:
 
     @_no_garbage_collected()
     def capture(
-        self, number: int, position: dict[str, Any], newest: Checkpoint | None
+        self,
+        number: int,
+        position: dict[str, Any],
+        newest: Checkpoint | None,
+        *,
+        is_awaited: bool = True,
     ) -> Capture:
-        """Return everything that is to be saved of this boundary."""
+        """Return everything that is to be saved of this boundary.
+
+        Args:
+            is_awaited: Whether training waits until it is written anyway: then states
+                write their files themselves, without a copy.
+        """
         _wait_for_gpus()
         is_first = self._rank == 0
-        files, problem = self._capture_files()
+        memory = None if is_awaited else self._memory
+        files, problem = self._capture_files(memory)
         return Capture(
             number,
             position,
@@ -174,7 +185,9 @@ class Capturer:
             file_names=tuple(self._registry.file_names(self._world_size))
             if is_first
             else (),
-            is_in_memory=self._memory is not None and problem is None,
+            is_in_memory=memory is not None
+            and self._memory is not None
+            and problem is None,
             checksums={
                 f"{state.name}.{key}": checksum
                 for state in self._registry
@@ -183,12 +196,14 @@ class Capturer:
             samples=self._samples(),
         )
 
-    def _capture_files(self) -> tuple[tuple[OwnFile, ...], str | None]:
+    def _capture_files(
+        self, memory: Memory | None
+    ) -> tuple[tuple[OwnFile, ...], str | None]:
         """Return this rank's files, in memory if that can be; or why there are none."""
         own = self._own_states()
-        if self._memory is not None:
+        if memory is not None:
             try:
-                return self._into_memory(own, self._memory), None
+                return self._into_memory(own, memory), None
             except NoMemoryLeftError as error:
                 self._memory = None
                 logger.warning(

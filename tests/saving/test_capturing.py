@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import BinaryIO
 
 import pytest
@@ -61,7 +62,29 @@ def test_the_garbage_collector_is_left_as_the_program_has_it(
     (gc.enable if is_enabled else gc.disable)()
     try:
         with pytest.raises(ValueError, match="a mistake"):
-            save_all_states()
+            job.boundary.save(is_awaited=False)
         assert (events, gc.isenabled()) == (["saved"], is_enabled)
     finally:
         (gc.enable if was_enabled else gc.disable)()
+
+
+def test_training_that_waits_for_a_save_has_no_copy_made(
+    job: Job, tmp_path: Path
+) -> None:
+    """The first touch of as much memory again takes longer than the disk does."""
+    found: list[int] = []
+
+    class Large(State):
+        def save(self, fileobj: BinaryIO) -> None:
+            fileobj.write(bytes(1 << 20))
+            files = tmp_path.rglob("large")
+            found.append(sum(file.stat().st_size for file in files))
+
+        def load(self, fileobj: BinaryIO) -> None:
+            del fileobj
+
+    Large("large")
+    save_all_states()
+    assert found == [1 << 20]
+    job.boundary.save(is_awaited=False)
+    assert found == [1 << 20, 1 << 20]  # Of the checkpoint before alone.
