@@ -17,8 +17,8 @@ from elasticrun.errors import STOPPED
 from elasticrun.launcher import environment, processes
 from elasticrun.launcher.endings import Ending, first_cause
 from elasticrun.launcher.event_loop import EventLoop
-from elasticrun.launcher.forks.starter import Starter
-from elasticrun.launcher.forks.waiting import WaitingReplica, discard_all
+from elasticrun.launcher.forks.starter import ForkserverClient
+from elasticrun.launcher.forks.waiting import ForkedReplica, discard_all
 from elasticrun.launcher.nodes.nodes import LOOPBACK, RoundPlan
 from elasticrun.launcher.options import Options, Program, Replicas
 from elasticrun.launcher.supervisor.generation import Generation, Member
@@ -56,7 +56,7 @@ class ActiveRun:
         plan: Plan,
         program: Program,
         loop: EventLoop,
-        starter: Starter,
+        starter: ForkserverClient,
         on_change: Callable[[], None],
         hang_timeout: float,
     ) -> None:
@@ -88,7 +88,7 @@ class ActiveRun:
         if self._generation is not None:
             self._generation.kill()
 
-    def _start(self, replicas: list[WaitingReplica]) -> None:
+    def _start(self, replicas: list[ForkedReplica]) -> None:
         if self.is_over:
             discard_all(replicas)
             return
@@ -238,7 +238,7 @@ class ScriptRunner:
         self._loop = EventLoop()
         self._active_runs: list[ActiveRun] = []
         (folder / TEMPORARY).mkdir()
-        self._starter = Starter(
+        self._starter = ForkserverClient(
             self._loop,
             # The latter is what the first optimizer of a process imports, for a second.
             imports=[OBSERVER, "torch._dynamo"],
@@ -316,7 +316,7 @@ class ScriptRunner:
     def _note_running(self) -> None:
         """Tell the forkserver whom to kill if this process is killed."""
         groups = [group for active in self._active_runs for group in active.groups]
-        self._starter.note_running(groups)
+        self._starter.tell_groups(groups)
 
 
 def _give_up(why: str) -> None:

@@ -8,7 +8,7 @@ from elasticrun.data.order.batches import check_size
 from elasticrun.errors import ElasticRunError, LoopOrderError
 from elasticrun.job.job import Job
 from elasticrun.job.loop import LoopStart
-from elasticrun.job.noise import NoiseRecord
+from elasticrun.job.noise_record import NoiseRecord
 from elasticrun.logger import Logger
 from elasticrun.replicas.gathering import gather
 

@@ -17,7 +17,7 @@ from elasticrun.data.streams.uncounted import need_lengths
 from elasticrun.errors import ElasticRunError, LoopOrderError, counted
 from elasticrun.job.current import current_job
 from elasticrun.job.job import Job
-from elasticrun.job.loop import MicroBatch, Part
+from elasticrun.job.loop import MicroBatch, MicroBatchInfo
 from elasticrun.job.trace import Trace
 
 Mode = Literal["min_size", "max_size_cycle"]
@@ -367,14 +367,14 @@ def _lengths_of_pieces(size: int, num_micro: int, num_shares: int) -> list[int]:
 
 
 @lru_cache(maxsize=256)
-def _joined(parts: tuple[Part, ...]) -> Part:
+def _joined(parts: tuple[MicroBatchInfo, ...]) -> MicroBatchInfo:
     """Return the part that the members' micro-batches are together.
 
     For equal ones it is the same object, by which a model sees that nothing has changed
     since the last one.
     """
     first = parts[0]
-    return Part(
+    return MicroBatchInfo(
         micro=first.micro,
         num_valid=sum(part.num_valid for part in parts),
         local_batch_size=sum(part.local_batch_size for part in parts),

@@ -55,11 +55,11 @@ from elasticrun.data.order.plan import (
     delivered,
 )
 from elasticrun.data.order.shares import (
-    Cuts,
-    CutsForNoise,
+    BatchSplit,
+    CountsForNoise,
     EvenShares,
     LaneShares,
-    Shares,
+    MicroBatchCounts,
 )
 from elasticrun.data.resumable import ResumableLoader
 from elasticrun.data.step_times import StepTimes
@@ -198,7 +198,7 @@ class AdaptiveDataLoader(ResumableLoader, DataLoader[Sample]):  # type: ignore[m
 
         # How a global batch is shared out. Streams are shared out by their lanes.
         num_virtual = None if job.virtual is None else job.virtual.number
-        self.shares = Shares(
+        self.shares = BatchSplit(
             rank=job.rank,
             world_size=job.world_size,
             max_local_batch_size=max_local_batch_size,
@@ -452,11 +452,11 @@ class AdaptiveDataLoader(ResumableLoader, DataLoader[Sample]):  # type: ignore[m
         loop.order = by_key(loop.key)
         cuts = None
         if current_job().cuts_for_noise():
-            cuts = CutsForNoise(loop.batches, self._shares_of(loop))
+            cuts = CountsForNoise(loop.batches, self._shares_of(loop))
         return self._read(loop, cuts)
 
     def _shares_of(
-        self, loop: RunningLoop, cuts: Cuts | None = None
+        self, loop: RunningLoop, cuts: MicroBatchCounts | None = None
     ) -> EvenShares | LaneShares:
         """Return what this replica reads of each global batch of a loop."""
         if self._lanes is None:
@@ -464,7 +464,7 @@ class AdaptiveDataLoader(ResumableLoader, DataLoader[Sample]):  # type: ignore[m
         lanes: Any = loop.order  # A `LanesOrder`.
         return LaneShares(loop.batches, self.shares, cuts, lanes)
 
-    def _read(self, loop: RunningLoop, cuts: Cuts | None) -> Iterator[Any]:
+    def _read(self, loop: RunningLoop, cuts: MicroBatchCounts | None) -> Iterator[Any]:
         """Start to read a loop's batches.
 
         Args:

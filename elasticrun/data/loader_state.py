@@ -396,9 +396,11 @@ def check_same_on_replicas(job: Job, name: str, settings: dict[str, Any]) -> Non
         if job.rank == 0:
             heard = exchange.gather(topic, settings, timeout=_WAIT_SECONDS)
             text = _compare(name, heard.by_rank)
-            exchange.say(topic, {"made": settings, "text": text})
+            exchange.announce(topic, {"made": settings, "text": text})
         else:
-            said = exchange.hear(topic, timeout=2 * _WAIT_SECONDS, is_optional=True)
+            said = exchange.await_verdict(
+                topic, timeout=2 * _WAIT_SECONDS, is_optional=True
+            )
             own = json.loads(json.dumps(settings))  # As the other has travelled.
             # Rank 0 may have compared what it knew before this one came.
             text = said["text"] or _compare(name, {0: said["made"], job.rank: own})

@@ -89,7 +89,7 @@ class ResumableLoader(ABC):
         self._autoscaler: Autoscaler | None = None
         job.register(self._state)
         self._made = self._state.fingerprint | made
-        job.exchange.tell(loader_made(self.name), self._made)
+        job.exchange.report(loader_made(self.name), self._made)
         self._is_compared = False
         self.running_loop = RunningLoop()
         # Where `break` left its last loop, and how many loops had begun by then.

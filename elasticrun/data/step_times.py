@@ -10,7 +10,7 @@ from typing import Any
 from elasticrun.adaptive.step_time import TimedSteps
 from elasticrun.checkpoint.states.expected import STEP_TIMES, check_values
 from elasticrun.job.job import Job
-from elasticrun.job.loop import LoopStart, Part
+from elasticrun.job.loop import LoopStart, MicroBatchInfo
 
 _FEWEST_TIMES = 10  # Of steps of one kind, so that their median is one of all.
 _MOST_TIMES = 64
@@ -43,7 +43,7 @@ class StepTimes:
         self._ended, self._num_steps = 0.0, 0
         self._like: tuple[LoopStart, int, int] | None = None
 
-    def end_step(self, start: LoopStart, part: Part) -> None:
+    def end_step(self, start: LoopStart, part: MicroBatchInfo) -> None:
         """Note how long a step took, of whose global batch this is the last part.
 
         From the end of the body before to the end of its own. Timed is what is trained

@@ -191,7 +191,7 @@ class Boundary:
                 return
         self.save()
 
-    def put_off_while(self, reason: Callable[[], bool]) -> None:
+    def defer_while(self, reason: Callable[[], bool]) -> None:
         """Put saves and stops off to a later boundary while `reason()` holds.
 
         It must hold on all replicas or on none, or these would act at different ones.
@@ -308,7 +308,7 @@ class Boundary:
 
     def _stop(self, decision: Decision) -> NoReturn:
         """Save, and stop. Collective."""
-        self._watcher.note_stopping()  # The boundary came in time: its clock stops.
+        self._watcher.on_stopping()  # The boundary came in time: its clock stops.
         try:
             path = self.save(timeout=self._grace, is_left=self.is_followed)
         except AgreementError as error:

@@ -17,7 +17,7 @@ from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.errors import ElasticRunError, JobStopped
 from elasticrun.job.job import Job
-from elasticrun.job.loop import LoopedLoader
+from elasticrun.job.loop import LoaderInLoop
 from elasticrun.replicas.process_end import exit_at_once
 from elasticrun.saving.settings import Settings
 
@@ -208,7 +208,7 @@ def device() -> torch.device:
     return current_job().device
 
 
-def loader_if_any() -> LoopedLoader | None:
+def loader_if_any() -> LoaderInLoop | None:
     """Return the loader whose loop is running; makes no job where there is none."""
     return None if _job is None else _job.loader
 

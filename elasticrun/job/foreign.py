@@ -7,7 +7,7 @@ import sys
 from elasticrun.checkpoint.position import STEPS_OF
 from elasticrun.errors import LoopOrderError
 from elasticrun.job.current import current_job
-from elasticrun.job.loop import LoopOfSteps, MicroBatch
+from elasticrun.job.loop import MicroBatch, StepLoop
 from elasticrun.job.open_loop import line_of
 from elasticrun.job.remaining import check_not_nested, whole_number
 
@@ -43,7 +43,7 @@ class ForeignLoop:
     def __init__(self, name: str) -> None:
         self.name = name
         self._job = current_job()
-        self._loop: LoopOfSteps | None = None
+        self._loop: StepLoop | None = None
 
     def begin(
         self, num_steps: int, *, epoch: int | None = None, step: int | None = None
@@ -69,7 +69,7 @@ class ForeignLoop:
         progress.skip_epochs(progress.position.finished_epochs)
         resume = progress.position
         job.begin_epoch()
-        loop = LoopOfSteps(
+        loop = StepLoop(
             STEPS_OF + self.name,
             num_steps,
             line_of(sys._getframe(1)),
@@ -194,7 +194,7 @@ class ForeignLoop:
         if not is_replayed:
             job.boundary.finish_epochs()
 
-    def _running(self, method: str) -> LoopOfSteps:
+    def _running(self, method: str) -> StepLoop:
         if self._loop is None:
             raise LoopOrderError(
                 f"{method} of the foreign loop `{self.name}` came outside of an epoch. "

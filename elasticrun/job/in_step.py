@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 from elasticrun.errors import ElasticRunError
-from elasticrun.job.loop import LoopedLoader
+from elasticrun.job.loop import LoaderInLoop
 from elasticrun.replicas.agreement import Gate
 from elasticrun.replicas.watcher import Watcher
 
@@ -50,7 +50,7 @@ class InStep:
         reductions = [self._reductions_there, self.num_reductions]
         return [*reductions, self._num_batches, self.num_counts]
 
-    def finish_batch(self, loader: LoopedLoader) -> None:
+    def finish_batch(self, loader: LoaderInLoop) -> None:
         """Count a global batch; nothing more unless its backward pass was left out."""
         self._num_batches += 1
         if self.num_passes != self._passes_there:
@@ -59,7 +59,7 @@ class InStep:
             self._passes_there = self.num_passes
         self._reductions_there = self.num_reductions
 
-    def _check_left_out(self, loader: LoopedLoader) -> None:
+    def _check_left_out(self, loader: LoaderInLoop) -> None:
         """Wait until all others have left out the pass as well, or one has not."""
         if self._num_alike[loader.name] >= _MOST_ALIKE:
             return
@@ -107,7 +107,7 @@ class InStep:
         work.wait()
 
 
-def _left_out(loader: LoopedLoader, rank: int) -> ElasticRunError:
+def _left_out(loader: LoaderInLoop, rank: int) -> ElasticRunError:
     return ElasticRunError(
         f"a batch of the loop over `{loader.name}` ({loader.where}) had a forward pass "
         f"for training here, but no backward pass; on rank {rank} it had one. "

@@ -18,7 +18,7 @@ from elasticrun.job.boundary import Boundary, DeferredError
 from elasticrun.job.event_writer import EventWriter
 from elasticrun.job.gpu_work import GpuWork
 from elasticrun.job.in_step import InStep
-from elasticrun.job.loop import LoopedLoader
+from elasticrun.job.loop import LoaderInLoop
 from elasticrun.job.progress import LoopStack, Progress
 from elasticrun.job.replay import ReplayedStates
 from elasticrun.job.rescue import Rescue
@@ -102,13 +102,13 @@ class Job:
         self.environment = self._membership.environment
         self.device = self._membership.device
         self.pid = os.getpid()
-        self.loader: LoopedLoader | None = None
+        self.loader: LoaderInLoop | None = None
         self.loops = LoopStack()
         self.is_in_epoch = False
         self.is_closed = False
         self.num_loaders = 0
         self.num_forward_passes = self.num_steps = 0
-        self.ends_of_batch: list[Callable[[LoopedLoader], None]] = []
+        self.ends_of_batch: list[Callable[[LoaderInLoop], None]] = []
         self.cuts_for_noise: Callable[[], bool] = lambda: False
         self.deferred_error = DeferredError()
         self._restores_at_loop = False  # Whether states come back when it goes on.
@@ -389,7 +389,7 @@ class Job:
         return num_steps
 
     def begin_loop(
-        self, loader: LoopedLoader, where: str, *, start: int = 0
+        self, loader: LoaderInLoop, where: str, *, start: int = 0
     ) -> Position | None:
         """Begin a loop outside of others.
 
@@ -414,7 +414,7 @@ class Job:
             self._restores_at_loop = was_replaying
         return position
 
-    def begin_inside(self, loader: LoopedLoader, where: str) -> tuple[int, ...]:
+    def begin_inside(self, loader: LoaderInLoop, where: str) -> tuple[int, ...]:
         """Begin a loop in the body of another one, whose batch it belongs to.
 
         Returns:
@@ -433,7 +433,7 @@ class Job:
         self.loader = loader
         return key
 
-    def reopen_loop(self, loader: LoopedLoader, where: str, index: int) -> bool:
+    def reopen_loop(self, loader: LoaderInLoop, where: str, index: int) -> bool:
         """Enter the loop again that was skipped, if nothing has come after it."""
         if not self.progress.reopen_loop(loader.name, index):
             return False
@@ -456,7 +456,7 @@ class Job:
         if is_finished:
             self._reach_anchor()
 
-    def end_inside(self, loader: LoopedLoader) -> None:
+    def end_inside(self, loader: LoaderInLoop) -> None:
         """Leave a loop in the body of another one, which goes on."""
         self.loops.end(loader)
         self.loader = self.loops.innermost

@@ -35,7 +35,7 @@ class LoopStart(NamedTuple):
     offset: int | None
 
 
-class Part(NamedTuple):
+class MicroBatchInfo(NamedTuple):
     """A micro-batch's place in its global batch, the same in every batch of that size.
 
     Attributes:
@@ -76,7 +76,7 @@ class MicroBatch(NamedTuple):
 
     number: int
     indices: Any
-    part: Part
+    part: MicroBatchInfo
     places: Sequence[int] = ()
 
 
@@ -84,7 +84,7 @@ class MicroBatch(NamedTuple):
 NOTHING: list[int] = []
 
 
-class LoopedLoader(Protocol):
+class LoaderInLoop(Protocol):
     """A loader while it is looped over; `AdaptiveDataLoader` is one."""
 
     @property
@@ -151,7 +151,7 @@ class Loop(Protocol):
         """How many global batches it has, None if that is not known."""
 
 
-class LoopOfSteps:
+class StepLoop:
     """A loop whose index counts steps: one without a loader, or one of somebody else's.
 
     Attributes:
@@ -169,7 +169,9 @@ class LoopOfSteps:
         self.num_samples = num_steps
         self.where = where
         # Each replica's part of a step counts as much as any other's.
-        self._whole = Part(0, 1, 1, world_size, True, 1, advance=1, weight=1.0)
+        self._whole = MicroBatchInfo(
+            0, 1, 1, world_size, True, 1, advance=1, weight=1.0
+        )
         self.begin_step(0)
 
     def steps_from(self, step: int) -> Iterator[int]:

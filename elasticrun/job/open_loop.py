@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol
 
 from elasticrun.errors import LoopOrderError
 from elasticrun.job.job import Job
-from elasticrun.job.loop import NOTHING, Cursor, LoopedLoader, LoopStart, Part
+from elasticrun.job.loop import NOTHING, Cursor, LoaderInLoop, LoopStart, MicroBatchInfo
 
 # How a loop ends: by itself, by `break`, by an exception in its body, or by one in what
 # delivers it.
@@ -30,7 +30,7 @@ LoopEnd = Literal["over", "break", "exception", "failed"]
 class Stopwatch(Protocol):
     """Times the steps of a loop."""
 
-    def end_step(self, start: LoopStart, part: Part) -> None:
+    def end_step(self, start: LoopStart, part: MicroBatchInfo) -> None:
         """Note that the body has done with a global batch, whose last part this is."""
 
 
@@ -55,7 +55,7 @@ class OpenLoop:
     def __init__(
         self,
         job: Job,
-        loader: LoopedLoader,
+        loader: LoaderInLoop,
         start: LoopStart,
         *,
         cursor: Cursor | None = None,

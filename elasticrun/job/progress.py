@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from elasticrun.checkpoint.position import Position
 from elasticrun.errors import LoopOrderError
-from elasticrun.job.loop import LoopedLoader
+from elasticrun.job.loop import LoaderInLoop
 
 
 class Progress:
@@ -296,7 +296,7 @@ class _Open:
         num_inside: How many have begun in that batch.
     """
 
-    loader: LoopedLoader
+    loader: LoaderInLoop
     key: tuple[int, ...]
     batch: int = -1
     num_inside: int = 0
@@ -326,20 +326,20 @@ class LoopStack:
         return [each.loader.batch_index for each in self._open[1:]]
 
     @property
-    def outermost(self) -> LoopedLoader | None:
+    def outermost(self) -> LoaderInLoop | None:
         """The loader of the loop that the position is in; from any thread."""
         return next((each.loader for each in self._open), None)
 
     @property
-    def innermost(self) -> LoopedLoader | None:
+    def innermost(self) -> LoaderInLoop | None:
         """The loader of the loop whose body runs."""
         return self._open[-1].loader if self._open else None
 
-    def has(self, loader: LoopedLoader) -> bool:
+    def has(self, loader: LoaderInLoop) -> bool:
         """Return whether a loop over a loader is open."""
         return any(each.loader is loader for each in self._open)
 
-    def begin(self, loader: LoopedLoader, where: str) -> tuple[int, ...]:
+    def begin(self, loader: LoaderInLoop, where: str) -> tuple[int, ...]:
         """Open a loop in the body of the innermost one; return its key."""
         if self.has(loader):
             raise LoopOrderError(
@@ -359,7 +359,7 @@ class LoopStack:
         self._open.append(_Open(loader, key))
         return key
 
-    def end(self, loader: LoopedLoader) -> None:
+    def end(self, loader: LoaderInLoop) -> None:
         """Close a loop and what is open inside it; one that is not open stays so.
 
         Whoever has kept an iterator may close it after the loop around it has ended.
@@ -373,7 +373,7 @@ class LoopStack:
         """Close all."""
         self._open.clear()
 
-    def overlap_error(self, loader: LoopedLoader) -> LoopOrderError:
+    def overlap_error(self, loader: LoaderInLoop) -> LoopOrderError:
         """Return the error of a loop that goes on though it is not the innermost."""
         inner = self.innermost
         if inner is None or not self.has(loader):

@@ -15,7 +15,7 @@ from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.errors import LoopOrderError, counted
 from elasticrun.job.current import current_job
 from elasticrun.job.job import Job
-from elasticrun.job.loop import Cursor, LoopOfSteps, LoopStart
+from elasticrun.job.loop import Cursor, LoopStart, StepLoop
 from elasticrun.job.open_loop import OpenLoop, is_left_by_break, iterate, line_of
 from elasticrun.logger import Logger
 
@@ -174,7 +174,7 @@ def _begin_steps(num_steps: int, first: int, frame: FrameType) -> OpenLoop | Non
     num_left = job.limit_steps(max(num_steps - start, 0))
     assert num_left is not None  # It has an end.
     num_steps = min(num_steps, start + num_left)
-    loop = LoopOfSteps(STEPS, num_steps, where, world_size=job.world_size)
+    loop = StepLoop(STEPS, num_steps, where, world_size=job.world_size)
     step = _first_step(job, loop, cursor)
     if step is None:
         return None
@@ -188,7 +188,7 @@ def _begin_steps(num_steps: int, first: int, frame: FrameType) -> OpenLoop | Non
     )
 
 
-def _first_step(job: Job, loop: LoopOfSteps, cursor: Cursor) -> int | None:
+def _first_step(job: Job, loop: StepLoop, cursor: Cursor) -> int | None:
     """Begin the loop; return its first step, or None if it is to be skipped."""
     place = job.progress.place
     is_known = cursor.place == place and cursor.is_complete

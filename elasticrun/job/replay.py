@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from elasticrun.checkpoint.registry import Registry
+from elasticrun.checkpoint.states.anchor_notes import AnchorNotes, Place, exact
 from elasticrun.checkpoint.states.expected import COUNT, MAPPING, check_values
 from elasticrun.checkpoint.states.metrics import find_metrics
-from elasticrun.checkpoint.states.noted import Noted, Place, exact
 from elasticrun.checkpoint.states.remembered import (
     Change,
-    Remembered,
+    RememberedValues,
     form_of,
     is_whole,
     without,
@@ -50,7 +50,7 @@ class ReplayedStates:
         self.anchors = Anchors(states)
         self.num_saves = 0
         self._seen: dict[str, Any] = {}  # At the last anchor that was passed.
-        self._before: dict[BaseState, Remembered] | None = None
+        self._before: dict[BaseState, RememberedValues] | None = None
         self._load: Callable[[BaseState], None] | None = None
 
     def begin(self, load: Callable[[BaseState], None] | None) -> None:
@@ -90,7 +90,7 @@ class ReplayedStates:
         if target is not None and not (is_torchs(target) or is_whole(form)):
             return  # Parts of two moments may be nothing that it could load.
         is_free = not is_torchs(target)  # Whose entries have one kind each.
-        found = Remembered.of_form(form).put_back(values, is_free=is_free)
+        found = RememberedValues.of_form(form).put_back(values, is_free=is_free)
         shown, now = (form_of(each) for each in (found, state.current()))
         if type(found) is type(values) and exact(shown) != exact(now):
             try:
@@ -104,7 +104,7 @@ class ReplayedStates:
     def remember(self, state: BaseState) -> None:
         """Remember a state that is registered while code is replayed."""
         if self._before is not None and (values := state.current()) is not None:
-            self._before[state] = Remembered(values)
+            self._before[state] = RememberedValues(values)
             if self.is_guided:
                 self.anchors.leave_out(state.name, form_of(values))
                 self._show(state)
@@ -146,7 +146,7 @@ class Anchors(BaseState):
     def __init__(self, states: Iterable[BaseState]) -> None:
         super().__init__("replay-anchors")
         self._states = states
-        self.noted = {zone: Noted() for zone in (True, False, None)}
+        self.noted = {zone: AnchorNotes() for zone in (True, False, None)}
         self.num_saves = 0
         self.is_replaying = False
         self._has_said = False

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.registry import Registry
 from elasticrun.checkpoint.states.generators import Generators
-from elasticrun.checkpoint.states.remembered import Change, Remembered
+from elasticrun.checkpoint.states.remembered import Change, RememberedValues
 from elasticrun.checkpoint.states.state import BaseState, CannotRescueError
 from elasticrun.checkpoint.states.stateful import StatefulState
 from elasticrun.errors import text_of
@@ -154,7 +154,7 @@ class Rescue:
         if not self.is_off:
             self._journal.add_part(name, key, change)
 
-    def note_reduction(self) -> None:
+    def count_reduction(self) -> None:
         """Note that gradients of all replicas have been averaged, or soon will be."""
         self.wait_for_gpu()
         self._num_reduced += 1
@@ -391,7 +391,7 @@ def remember(state: BaseState, *, is_new: bool = False) -> Callable[[], None]:
     values = state.current()
     if values is None:
         raise CannotRescueError(f"{state.name!r} cannot be known as it was")
-    remembered = Remembered(values)
+    remembered = RememberedValues(values)
     if is_new and (unknown := next(remembered.unknown(), None)) is not None:
         path, kind = unknown
         raise CannotRescueError(

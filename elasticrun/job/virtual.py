@@ -29,7 +29,7 @@ from elasticrun.checkpoint.states.generators import (
 )
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.errors import CheckpointError, ElasticRunError
-from elasticrun.job.loop import LoopedLoader, MicroBatch
+from elasticrun.job.loop import LoaderInLoop, MicroBatch
 from elasticrun.logger import Logger
 
 logger = Logger(__name__)
@@ -79,7 +79,7 @@ class VirtualReplicas(BaseState):
         self._batch, self._share = batch, share
         self._seed(share)
 
-    def end_batch(self, loader: LoopedLoader) -> None:
+    def end_batch(self, loader: LoaderInLoop) -> None:
         """Let all processes be alike again, at the end of a global batch."""
         del loader  # Whose batch it is does not matter.
         if self._batch is not None:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from elasticrun.errors import ElasticRunError, warn_at_program
 from elasticrun.job.current import loader_if_any
-from elasticrun.job.loop import LoopedLoader, Part
+from elasticrun.job.loop import LoaderInLoop, MicroBatchInfo
 from elasticrun.job.stepping import is_between_micro_batches
 from elasticrun.parallel.collectives import collective_in_backward
 from elasticrun.parallel.noise_meter import NoiseMeter
@@ -54,7 +54,7 @@ class _Pass:
         weight: Of losses that nobody else has weighed; None until one is met.
     """
 
-    loader: LoopedLoader | None
+    loader: LoaderInLoop | None
     hides: bool
     is_step: bool = True
     weight: float | None = None
@@ -118,7 +118,7 @@ class GradientHooks:
         # which the hooks are right; and that whose gradients are only to be multiplied,
         # all with one weight, which stands here by their dtypes from the first one on.
         self._prepared_part: object = _NEVER
-        self._multiplied_part: Part | None = None
+        self._multiplied_part: MicroBatchInfo | None = None
         self._multipliers: dict[torch.dtype, Tensor] = {}
         self._checked_loop: object = None  # The last one of `_check_own`.
 
@@ -181,7 +181,9 @@ class GradientHooks:
                 "the first step, or use another loop for it."
             )
 
-    def _place_hooks(self, loader: LoopedLoader | None, part: Part | None) -> bool:
+    def _place_hooks(
+        self, loader: LoaderInLoop | None, part: MicroBatchInfo | None
+    ) -> bool:
         """Register the hooks that a part needs; return whether it is the last one."""
         is_step = loader is None or loader.is_step
         weight: float | None = 1.0  # None where each loss has its own.
@@ -405,7 +407,7 @@ class GradientHooks:
             with self._lock:
                 self._virtual.send_ready(held.number, self._partial.sum_of)
 
-    def _check_own(self, loader: LoopedLoader, weight: float) -> None:
+    def _check_own(self, loader: LoaderInLoop, weight: float) -> None:
         """Refuse a loss that reads other replicas' outputs, which has no own weight."""
         if weight == 1.0:
             return
@@ -421,7 +423,7 @@ class GradientHooks:
                 "model.weigh(loss).backward()."
             )
 
-    def _hide_earlier(self, loader: LoopedLoader) -> None:
+    def _hide_earlier(self, loader: LoaderInLoop) -> None:
         """Hide what `.grad` held before this micro-batch's first gradient."""
         micro_batch = loader.running_loop.current
         has_stepped = any(each.put_off_in is micro_batch for each in self._optimizers)

@@ -20,8 +20,8 @@ from elasticrun.checkpoint.states.stateful import has_shards
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import current_job
 from elasticrun.job.job import Job
-from elasticrun.job.loop import LoopedLoader
-from elasticrun.job.noise import NoiseRecord
+from elasticrun.job.loop import LoaderInLoop
+from elasticrun.job.noise_record import NoiseRecord
 from elasticrun.job.states import state_of
 from elasticrun.job.stepping import act_once_per_global_batch, replace_method
 from elasticrun.parallel.arguments import (
@@ -196,7 +196,7 @@ class AdaptiveDataParallel(nn.Module):
             )
         # Past nn.Module's own __setattr__, whose modules take longer to be found.
         object.__setattr__(self, "_replica", replica)
-        job.boundary.put_off_while(lambda: self._gradient_hooks.awaits_step)
+        job.boundary.defer_while(lambda: self._gradient_hooks.awaits_step)
 
         # Register what checkpoints have, and load it, in one order on all replicas. The
         # module comes before the optimizers, whose states are moved to its parameters.
@@ -307,7 +307,7 @@ class AdaptiveDataParallel(nn.Module):
         count: Tensor | float | None = None,
         *,
         reduction: Literal["mean", "sum"] = "mean",
-        member: LoopedLoader | None = None,
+        member: LoaderInLoop | None = None,
     ) -> Tensor:
         """Return a loss whose gradients are weighed by what it is a mean over.
 

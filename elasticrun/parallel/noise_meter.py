@@ -15,7 +15,7 @@ from elasticrun.adaptive.noise import is_measured
 from elasticrun.checkpoint.states.stateful import local_shard
 from elasticrun.errors import ElasticRunError, warn_at_program
 from elasticrun.job.loop import Loop, MicroBatch
-from elasticrun.job.noise import NoiseRecord, StepPart
+from elasticrun.job.noise_record import NoiseRecord, StepPart
 
 Scalers = Callable[[], Iterable[GradScaler]]
 

@@ -11,7 +11,7 @@ from torch.optim import SGD, Optimizer
 
 from elasticrun.adaptive.noise import is_measured
 from elasticrun.job.current import loader_if_any
-from elasticrun.job.noise import NoiseRecord
+from elasticrun.job.noise_record import NoiseRecord
 from elasticrun.job.stepping import is_between_micro_batches
 
 Scaling = Literal["auto", "adascale", "sqrt", "linear"] | Callable[[float], float]

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import loader_if_any
 from elasticrun.job.job import Job
-from elasticrun.job.loop import LoopedLoader
+from elasticrun.job.loop import LoaderInLoop
 from elasticrun.parallel.weighing import call_after_backward
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
@@ -157,7 +157,7 @@ class Reduction:
             )
             if self._is_reduced and self._job.rescue is not None:
                 # DDP's last work is a callback, too, which comes before the second one.
-                note = self._job.rescue.note_reduction
+                note = self._job.rescue.count_reduction
                 call_after_backward(partial(call_after_backward, note))
             return
         raise ElasticRunError(
@@ -229,7 +229,7 @@ def broadcast(tensors: Iterable[Tensor], group: Any = None) -> None:
             each.data.copy_(part.view_as(each))
 
 
-def check_even(loader: LoopedLoader) -> None:
+def check_even(loader: LoaderInLoop) -> None:
     """Refuse to train in a loop in which a replica may have no batch."""
     if loader.even_batches:
         return

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import loader_if_any
-from elasticrun.job.loop import Loop, LoopedLoader
+from elasticrun.job.loop import LoaderInLoop, Loop
 from elasticrun.parallel.noise_meter import NoiseMeter
 from elasticrun.parallel.optimizer_hooks import OptimizerHooks
 from elasticrun.parallel.partial_gradients import PartialGradients, current_global_batch
@@ -151,7 +151,7 @@ class ShardedGradients:
         return weighed_by(float(not is_padding), gradient)
 
     def _begin_pass(
-        self, loader: LoopedLoader | None, counts_met: set[int | None]
+        self, loader: LoaderInLoop | None, counts_met: set[int | None]
     ) -> None:
         """Get ready for the first gradient of a backward pass."""
         self._is_in_pass = True

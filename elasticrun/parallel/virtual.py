@@ -15,7 +15,7 @@ from torch.distributed.utils import _verify_param_shape_across_processes
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import loader_if_any
 from elasticrun.job.job import Job
-from elasticrun.job.loop import Loop, LoopedLoader, LoopOfSteps
+from elasticrun.job.loop import LoaderInLoop, Loop, StepLoop
 from elasticrun.job.virtual import VirtualReplicas
 from elasticrun.parallel.collectives import collective_in_backward
 from elasticrun.parallel.reduction import broadcast, check_even
@@ -82,7 +82,7 @@ class VirtualReduction:
                 "inside of it: AdaptiveDataParallel(torch.compile(net), optimizer)."
             )
         loader = loader_if_any()
-        if loader is None or isinstance(loader, LoopOfSteps):
+        if loader is None or isinstance(loader, StepLoop):
             return  # A gradient there is refused.
         check_even(loader)
         self._buffers.begin_forward(loader.running_loop)
@@ -90,10 +90,10 @@ class VirtualReduction:
             self._job.num_forward_passes += 1
             self._job.in_step.num_passes += 1
 
-    def begin_backward(self, loader: LoopedLoader | None) -> None:
+    def begin_backward(self, loader: LoaderInLoop | None) -> None:
         """Refuse gradients that are no share's, or come from others' outputs."""
         name = type(self._module).__name__
-        if loader is None or isinstance(loader, LoopOfSteps):
+        if loader is None or isinstance(loader, StepLoop):
             where = "outside of any loop" if loader is None else "in a loop of steps"
             raise ElasticRunError(
                 f"gradients came to {name} {where}, in a job with virtual_replicas. "
@@ -140,7 +140,7 @@ class VirtualReduction:
         self._buffers.send()
         means = self.tree.means(sum_of)
         if not self._is_alone and self._job.rescue is not None:
-            self._job.rescue.note_reduction()
+            self._job.rescue.count_reduction()
         return means
 
 

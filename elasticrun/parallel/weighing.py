@@ -14,7 +14,7 @@ from torch import Tensor
 from elasticrun.errors import ElasticRunError, frame_of_program
 from elasticrun.job.current import loader_if_any
 from elasticrun.job.in_step import InStep
-from elasticrun.job.loop import LoopedLoader, Part
+from elasticrun.job.loop import LoaderInLoop, MicroBatchInfo
 from elasticrun.job.open_loop import line_of
 
 Factor = Callable[[], Tensor | float]
@@ -74,7 +74,7 @@ class Weighing:
         loss: Tensor,
         count: Tensor | float | None,
         reduction: str,
-        member: LoopedLoader | None,
+        member: LoaderInLoop | None,
     ) -> Any:
         """Return the loss, whose gradients will be weighed; see the model's method."""
         _check(count, reduction)
@@ -125,8 +125,8 @@ class Weighing:
         loss: Tensor,
         count: Tensor | float | None,
         reduction: str,
-        loader: LoopedLoader | None,
-        member: LoopedLoader | None,
+        loader: LoaderInLoop | None,
+        member: LoaderInLoop | None,
     ) -> tuple[Factor, int | None]:
         """Return what to multiply gradients with, and the number of the count.
 
@@ -168,7 +168,7 @@ class Weighing:
         place = "an unknown line" if frame is None else line_of(frame)
         return _Total(own, self._world_size, self._group, self._in_step, place)
 
-    def _number(self, loader: LoopedLoader) -> int:
+    def _number(self, loader: LoaderInLoop) -> int:
         """Return which one of its micro-batch's counts this is."""
         loop = loader.running_loop
         if self._micro_batch is not loop.current:
@@ -259,7 +259,7 @@ def call_after_backward(callback: Callable[[], None]) -> None:
     engine.queue_callback(callback)
 
 
-def _check_member(member: LoopedLoader, loader: LoopedLoader | None) -> None:
+def _check_member(member: LoaderInLoop, loader: LoaderInLoop | None) -> None:
     """Refuse a loader that delivers nothing in this step, so has no weight in it."""
     if loader is None or not member.running_loop.current.part.num_read:
         where = "no loop is running" if loader is None else f"`{loader.name}` runs"
@@ -270,12 +270,12 @@ def _check_member(member: LoopedLoader, loader: LoopedLoader | None) -> None:
         )
 
 
-def _is_whole(part: Part) -> bool:
+def _is_whole(part: MicroBatchInfo) -> bool:
     """Return whether a micro-batch is this replica's whole part of a global batch."""
     return part.micro == 0 and part.is_step
 
 
-def _is_all(loader: LoopedLoader) -> bool:
+def _is_all(loader: LoaderInLoop) -> bool:
     """Return whether all losses of one replica are over the whole global batch."""
     part = loader.running_loop.current.part
     return loader.has_one_weight and _is_whole(part) and part.weight == 1.0

@@ -145,9 +145,9 @@ class Exchange:
                 only when all have heard it.
         """
         if self._rank != 0:
-            self.tell(topic, own)
+            self.report(topic, own)
             try:
-                return self.hear(topic, timeout=2 * _PATIENCE)
+                return self.await_verdict(topic, timeout=2 * _PATIENCE)
             except RankZeroError as error:
                 raise AgreementError(str(error)) from error
             except TimeoutError as error:
@@ -159,14 +159,14 @@ class Exchange:
         if heard.silent:
             absence = self._absence(topic, heard.silent)
             self._gone.update(dict.fromkeys(heard.silent, "it did not come"))
-            self.refuse(topic, absence)
+            self.announce_failure(topic, absence)
             self.wait_until_heard(topic, timeout=_LAST_WORD_SECONDS)
             raise absence
         verdict = judge(list(heard.by_rank.values()))
-        self.say(topic, verdict, is_end=bool(is_end(verdict)))
+        self.announce(topic, verdict, is_end=bool(is_end(verdict)))
         return verdict
 
-    def decide(
+    def decide_on_rank_0(
         self,
         topic: str,
         make: Callable[[], Any],
@@ -182,11 +182,11 @@ class Exchange:
                 failure.
         """
         if self._rank != 0:
-            return self.hear(topic, timeout=timeout)
+            return self.await_verdict(topic, timeout=timeout)
         try:
             made = make()
         except Exception as error:
-            self.refuse(topic, error)
+            self.announce_failure(topic, error)
             raise
         self._tell_verdict(topic, {"made": made, "asks": is_heard})
         return made
@@ -217,14 +217,14 @@ class Exchange:
         """Return a part of what each of these ranks has told, which `gather` has heard.
 
         Args:
-            name: The part's, as `tell` was given it.
+            name: The part's, as `report` was given it.
         """
         keys = [f"{topic}/{rank}/{name}" for rank in ranks]
         if self._store is None or not keys:
             return []
         return [json.loads(text) for text in self._store.take_all(keys)]
 
-    def say(self, topic: str, verdict: Any, *, is_end: bool = False) -> None:
+    def announce(self, topic: str, verdict: Any, *, is_end: bool = False) -> None:
         """Tell all the verdict.
 
         Args:
@@ -234,7 +234,7 @@ class Exchange:
         if is_end:
             self.wait_until_heard(topic, timeout=_LAST_WORD_SECONDS)
 
-    def refuse(self, topic: str, error: Exception) -> None:
+    def announce_failure(self, topic: str, error: Exception) -> None:
         """Tell all why there is no verdict."""
         failure = {"error": text_of(error), "kind": type(error).__name__}
         self._tell_verdict(topic, {**failure, "asks": True})
@@ -252,7 +252,7 @@ class Exchange:
 
     # What the others call.
 
-    def tell(
+    def report(
         self, topic: str, value: Any, *, parts: Mapping[str, Any] | None = None
     ) -> None:
         """Tell rank 0.
@@ -265,7 +265,7 @@ class Exchange:
             self._put(f"{key}/{name}", part)
         self._put(key, value)
 
-    def hear(
+    def await_verdict(
         self, topic: str, *, timeout: float = START_TIMEOUT, is_optional: bool = False
     ) -> Any:
         """Return the verdict of rank 0.

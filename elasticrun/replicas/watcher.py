@@ -179,7 +179,7 @@ class Watcher:
         if interval != math.inf:
             self._pipe.wake()  # It may be about to sleep until another deadline.
 
-    def note_stopping(self) -> None:
+    def on_stopping(self) -> None:
         """The training thread has come to its stop; it may take its time."""
         self._clock.on_stopping()
 

@@ -143,7 +143,7 @@ def _decide_when_there_is_room(
     """
     begun: dict[str, Any] | None
     attempt = 0
-    while (begun := exchange.decide(f"{START}/{attempt}", begin)) is None:
+    while (begun := exchange.decide_on_rank_0(f"{START}/{attempt}", begin)) is None:
         is_waiting.set()
         time.sleep(min(2.0**attempt, _LONGEST_PAUSE))
         is_waiting.clear()

@@ -302,7 +302,7 @@ class Saver:
         num_keys = exchange.num_keys
         try:
             # Rank 0 makes the directory; the others wait for it.
-            is_forced = exchange.decide(
+            is_forced = exchange.decide_on_rank_0(
                 SAVE_BEGUN.format(number),
                 partial(writer.begin, capture, is_forced=is_forced),
                 timeout=2 * timeout,
@@ -313,7 +313,7 @@ class Saver:
                 exchange.remove_keys(num_keys)  # Rank 0 is past the saves before.
                 self._report(own, number, exchange)
             # Rank 0 commits when all have written theirs; the others wait for that.
-            told = exchange.decide(
+            told = exchange.decide_on_rank_0(
                 SAVE_ENDED.format(number),
                 lambda: writer.commit(own, exchange, timeout=timeout),
                 timeout=2 * timeout,
@@ -373,11 +373,11 @@ class Saver:
             )
         except Exception as error:
             if self._rank == 0:
-                self._exchange.refuse(SAVE_BEGUN.format(number), error)
+                self._exchange.announce_failure(SAVE_BEGUN.format(number), error)
                 self._asked = self._exchange.asked
             else:
                 report = WriteReport(Capture(number, position), error=error)
-                self._exchange.tell(SAVE_WRITTEN.format(number), report.encode())
+                self._exchange.report(SAVE_WRITTEN.format(number), report.encode())
             raise
         self.on_captured(position)
         return capture
@@ -385,7 +385,7 @@ class Saver:
     def _report(self, own: WriteReport, number: int, exchange: Exchange) -> None:
         """Report to rank 0 what this rank wrote; raise a mistake in its states."""
         topic = SAVE_WRITTEN.format(number)
-        exchange.tell(topic, own.encode(), parts=own.encode_gathered())
+        exchange.report(topic, own.encode(), parts=own.encode_gathered())
         if own.error is not None and own.is_mistake:
             raise own.error
 

@@ -16,16 +16,16 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 
 from elasticrun.checkpoint.draft import Checkpoint, Draft
-from elasticrun.checkpoint.files.durable import Captured, FileRecord
-from elasticrun.checkpoint.files.memory import (
-    Memory,
+from elasticrun.checkpoint.files.capture_buffers import (
+    CaptureBuffers,
     NoMemoryLeftError,
     start_checksums,
 )
+from elasticrun.checkpoint.files.durable import Captured, FileRecord
 from elasticrun.checkpoint.manifest import Manifest, version
 from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.registry import Registry
-from elasticrun.checkpoint.states.gathered import GatheredState, write_gathered
+from elasticrun.checkpoint.states.per_rank import PerRankState, write_per_rank
 from elasticrun.checkpoint.states.state import BaseState
 from elasticrun.checkpoint.states.stateful import local_shard
 from elasticrun.checkpoint.store import CheckpointStore
@@ -144,7 +144,7 @@ class Capturer:
         self._registry = registry
         self._rank = rank
         self._world_size = world_size
-        self._memory = Memory() if is_async else None
+        self._memory = CaptureBuffers() if is_async else None
 
     def prepare(self) -> None:
         """Get memory ready for the first save, in the background: training goes on."""
@@ -177,7 +177,7 @@ class Capturer:
             gathered={
                 state.name: state.capture()
                 for state in self._registry
-                if isinstance(state, GatheredState)
+                if isinstance(state, PerRankState)
             },
             carried=tuple(self._registry.carried_over(newest)) if is_first else (),
             problem=problem,
@@ -197,7 +197,7 @@ class Capturer:
         )
 
     def _capture_files(
-        self, memory: Memory | None
+        self, memory: CaptureBuffers | None
     ) -> tuple[tuple[OwnFile, ...], str | None]:
         """Return this rank's files, in memory if that can be; or why there are none."""
         own = self._own_states()
@@ -225,16 +225,16 @@ class Capturer:
             state
             for state in self._registry
             if (self._rank == 0 or state.is_per_replica)
-            and not isinstance(state, GatheredState)
+            and not isinstance(state, PerRankState)
         ]
 
     def forget(self) -> None:
         """Give the memory back."""
         if self._memory is not None:
-            self._memory = Memory()
+            self._memory = CaptureBuffers()
 
     def _into_memory(
-        self, states: list[BaseState], memory: Memory
+        self, states: list[BaseState], memory: CaptureBuffers
     ) -> tuple[OwnFile, ...]:
         """Copy states: the files that they make, or what these can be made of later."""
         memory.clear()  # Of the last save, whose writer has ended: `save` waits for it.
@@ -411,7 +411,7 @@ class CheckpointWriter:
         assert self._draft is not None
         for name, content in capture.gathered.items():
             each = partial(_gathered, name, content, fetch)
-            yield from write_gathered(
+            yield from write_per_rank(
                 self._draft, name, each, world_size=self._world_size
             )
 
@@ -438,7 +438,7 @@ class CheckpointWriter:
                 files += [draft.copy(newest, name) for name in capture.carried]
             for name, parts in gathered.items():
                 known = partial(_some_of, parts)
-                files += write_gathered(draft, name, known, world_size=self._world_size)
+                files += write_per_rank(draft, name, known, world_size=self._world_size)
             _check_complete(capture, files)
             return draft.commit(self._manifest(capture, files, rescue=why))
         except BaseException:

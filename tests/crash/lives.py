@@ -6,7 +6,7 @@ from pathlib import Path
 
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.files import durable
-from elasticrun.checkpoint.files.memory import Memory, start_checksums
+from elasticrun.checkpoint.files.capture_buffers import Memory, start_checksums
 from elasticrun.checkpoint.store import CheckpointStore
 from tests.support.stores import manifest
 

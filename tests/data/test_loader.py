@@ -24,7 +24,7 @@ from elasticrun import (
     request_stop,
     save_all_states,
 )
-from elasticrun.data.order.shares import Shares
+from elasticrun.data.order.shares import BatchSplit
 from elasticrun.job.current import current_job
 from elasticrun.testing import Job, read_trace, samples_of_loop
 from tests.support.data import Numbers, batches_of
@@ -40,7 +40,9 @@ def flat(batches: list[list[int]]) -> list[int]:
 def at_replica(loader: AdaptiveDataLoader, *, rank: int, world_size: int) -> Any:
     """Let a loader of this process read what one of several replicas would."""
     shares = loader.shares
-    loader.shares = Shares(**{**vars(shares), "rank": rank, "world_size": world_size})
+    loader.shares = BatchSplit(
+        **{**vars(shares), "rank": rank, "world_size": world_size}
+    )
     return loader
 
 

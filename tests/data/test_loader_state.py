@@ -11,7 +11,7 @@ import torch
 from torch.distributed.checkpoint.stateful import Stateful
 
 from elasticrun import AdaptiveDataLoader, CheckpointError, LoopOrderError
-from elasticrun.data.order.shares import Shares
+from elasticrun.data.order.shares import BatchSplit
 from elasticrun.job.current import current_job
 from elasticrun.job.remaining import remaining_epochs_until
 from tests.support.data import Numbers, batches_of
@@ -93,7 +93,7 @@ def test_it_loads_at_any_world_size() -> None:
     for rank in range(3):
         with generation():
             loader = loader_of(num_workers=rank % 2)
-            loader.shares = Shares(
+            loader.shares = BatchSplit(
                 **{**vars(loader.shares), "rank": rank, "world_size": 3}
             )
             loader.load_state_dict(state)

@@ -27,7 +27,7 @@ from elasticrun import (
     remaining_epochs_until,
     request_stop,
 )
-from elasticrun.data.order.shares import Shares
+from elasticrun.data.order.shares import BatchSplit
 from tests.support.data import Numbers
 from tests.support.generations import generation, run_once
 
@@ -73,7 +73,7 @@ def test_every_replica_gets_its_share_of_each_batch() -> None:
             loader = AdaptiveDataLoader(
                 Numbers(10), batch_sampler=LISTS, max_local_batch_size=2
             )
-            loader.shares = Shares(rank, 2, 2, is_padded=True)
+            loader.shares = BatchSplit(rank, 2, 2, is_padded=True)
             ranks.append([(batch.tolist(), loader.loss_weight) for batch in loader])
     assert ranks[0] == [
         ([0, 1], 0.8), ([2], 0.4), ([5], 2.0), ([6], 1.0), ([8, 9], 4 / 3)

@@ -19,7 +19,7 @@ from elasticrun import (
     save_all_states,
 )
 from elasticrun.checkpoint.states.generators import Generators, bytes_of, seed_all
-from elasticrun.data.order.shares import Shares
+from elasticrun.data.order.shares import BatchSplit
 from tests.support.data import Draws, Numbers
 from tests.support.generations import (
     Crash,
@@ -207,7 +207,7 @@ def test_draws_by_sample_depend_on_neither_world_size_nor_workers(
             loader = AdaptiveDataLoader(
                 Draws(14), 5, True, seed_each="sample", num_workers=num_workers
             )
-            loader.shares = Shares(
+            loader.shares = BatchSplit(
                 **{**vars(loader.shares), "rank": rank, "world_size": world_size}
             )
             found.update(drawn_by_sample(loader))

@@ -32,8 +32,8 @@ from elasticrun import (
     request_stop,
     save_all_states,
 )
+from elasticrun.checkpoint.states.anchor_notes import AnchorNotes
 from elasticrun.checkpoint.states.generators import Generators
-from elasticrun.checkpoint.states.noted import Noted
 from elasticrun.job.replay import Anchors
 from elasticrun.testing import Job, run_generation
 from tests.support.data import Numbers
@@ -362,7 +362,7 @@ def test_a_record_has_room_for_the_draws_of_some_loops_alone() -> None:
 
 
 def test_places_hold_what_has_changed_up_to_a_bound() -> None:
-    noted = Noted()
+    noted = AnchorNotes()
     noted.add((0, 0, True), {"a": [1, 2], "b": "text"})
     noted.add((0, 1, True), {"a": [1, 3], "b": "text"})
     noted.add((0, 2, True), {"a": [1, 4], "b": "text"})

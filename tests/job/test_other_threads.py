@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from elasticrun.checkpoint.position import Position
-from elasticrun.job.loop import LoopOfSteps
+from elasticrun.job.loop import StepLoop
 from elasticrun.job.progress import LoopStack, Progress
 
 
@@ -38,7 +38,7 @@ def asked_while(thing: Any, name: str, goes_on: Callable[[], object]) -> Any:
 def test_loops_may_end_while_it_is_asked_what_a_boundary_waits_for() -> None:
     loops = LoopStack()
     for name in ("outer", "inner"):
-        loops.begin(LoopOfSteps(name, 4, "train.py:7", world_size=1), "train.py:7")
+        loops.begin(StepLoop(name, 4, "train.py:7", world_size=1), "train.py:7")
     why = asked_while(loops, "why_no_boundary", loops.clear)
     assert "the loop over `inner` (train.py:7) runs in the body" in why
     assert loops.why_no_boundary is None

@@ -29,10 +29,15 @@ from elasticrun import (
     register,
     remaining_steps_until,
 )
-from elasticrun.checkpoint.states.remembered import Remembered, exact, form_of, without
+from elasticrun.checkpoint.states.remembered import (
+    RememberedValues,
+    exact,
+    form_of,
+    without,
+)
 from elasticrun.checkpoint.states.state import BaseState, CannotRescueError
 from elasticrun.job.current import current_job
-from elasticrun.job.noise import NoiseRecord, StepPart
+from elasticrun.job.noise_record import NoiseRecord, StepPart
 from elasticrun.job.replay import ReplayedStates
 from elasticrun.job.rescue import remember
 from elasticrun.testing import Job
@@ -443,7 +448,7 @@ def test_all_of_torchs_schedulers_are_tried() -> None:
 def test_a_tensor_of_any_kind_comes_back_from_its_form(tensor: torch.Tensor) -> None:
     others = [torch.tensor(True), torch.arange(3, dtype=torch.uint8)]
     values = [others[0], tensor, others[1]]
-    _, *found = Remembered.of_form(form_of([1, *values])).put_back(None)
+    _, *found = RememberedValues.of_form(form_of([1, *values])).put_back(None)
     for each, value in zip(found, values, strict=True):
         assert (each.dtype, each.shape) == (value.dtype, value.shape)
         assert each.tolist() == value.tolist()
@@ -451,7 +456,7 @@ def test_a_tensor_of_any_kind_comes_back_from_its_form(tensor: torch.Tensor) -> 
 
 def test_a_tensor_of_another_shape_comes_back_on_the_device_that_is_there() -> None:
     there = torch.ones(2, device="meta")  # As on a GPU.
-    found = Remembered.of_form(form_of(torch.ones(3))).put_back(there)
+    found = RememberedValues.of_form(form_of(torch.ones(3))).put_back(there)
     assert (found.device.type, found.shape) == ("meta", (3,))
 
 
@@ -472,4 +477,4 @@ def test_what_is_otherwise_than_it_was_saved_stays(
 ) -> None:
     now = {"n": 2, **now}
     form = without(*map(form_of, ({"n": 1, **noted}, {"n": 2, **saved}, now)))
-    assert Remembered.of_form(form).put_back(now) == {"n": 1, **shown}
+    assert RememberedValues.of_form(form).put_back(now) == {"n": 1, **shown}

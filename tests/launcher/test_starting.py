@@ -14,8 +14,8 @@ import pytest
 
 from elasticrun.launcher.event_loop import EventLoop
 from elasticrun.launcher.forks import starter as starter_module
-from elasticrun.launcher.forks.starter import Starter
-from elasticrun.launcher.forks.waiting import WaitingReplica
+from elasticrun.launcher.forks.starter import ForkserverClient
+from elasticrun.launcher.forks.waiting import ForkedReplica
 from tests.launcher.program import NUM_EPOCHS, NUM_SAMPLES
 from tests.launcher.running import (
     REPOSITORY,
@@ -139,7 +139,7 @@ def test_a_forkserver_that_does_not_answer_is_replaced(
     monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """One that is stopped, as it starts or when it is asked for a replica."""
-    loop, said, forked = EventLoop(), list[str](), list[WaitingReplica]()
+    loop, said, forked = EventLoop(), list[str](), list[ForkedReplica]()
 
     def set_patience(seconds: float) -> None:
         monkeypatch.setattr(starter_module, where, seconds)
@@ -150,7 +150,7 @@ def test_a_forkserver_that_does_not_answer_is_replaced(
 
     for name in ("_START_SECONDS", "_FORK_SECONDS"):
         monkeypatch.setattr(starter_module, name, DEADLINE)
-    starter = Starter(loop, is_exec=True, say=say, on_failure=say)
+    starter = ForkserverClient(loop, is_exec=True, say=say, on_failure=say)
 
     def wait_for_replica() -> None:
         starter.fork(1, forked.extend)
@@ -192,8 +192,8 @@ def held_by(pid: int) -> list[str]:
 
 def test_each_of_many_replicas_has_ends_of_its_own() -> None:
     """Each is forked with its own, and ends when it is hung up on."""
-    loop, forked, size = EventLoop(), list[WaitingReplica](), 3
-    starter = Starter(loop, is_exec=True, say=print, on_failure=pytest.fail)
+    loop, forked, size = EventLoop(), list[ForkedReplica](), 3
+    starter = ForkserverClient(loop, is_exec=True, say=print, on_failure=pytest.fail)
     starter.outward = "127.0.0.2"  # So that the first one listens twice.
     with contextlib.closing(starter):
         starter.start()

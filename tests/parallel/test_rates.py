@@ -22,7 +22,7 @@ from elasticrun import (
     request_stop,
 )
 from elasticrun.adaptive import noise
-from elasticrun.job.noise import NoiseRecord
+from elasticrun.job.noise_record import NoiseRecord
 from tests.parallel.training import linear
 from tests.support.data import Numbers
 from tests.support.generations import run_once

@@ -63,7 +63,7 @@ def test_all_learn_that_rank_0_could_not_decide(world: World) -> None:
     def fail() -> None:
         raise KeyError("no idea")
 
-    first, *others = world.on_all(lambda _, end: end.decide("topic", fail))
+    first, *others = world.on_all(lambda _, end: end.decide_on_rank_0("topic", fail))
     assert isinstance(first, KeyError)
     for error in others:
         assert isinstance(error, RankZeroError)
@@ -73,7 +73,7 @@ def test_all_learn_that_rank_0_could_not_decide(world: World) -> None:
 def test_what_is_heard_is_no_load_for_the_garbage_collector(world: World) -> None:
     zero, *others = world.ends
     for other in others:
-        other.tell("topic", [[number] for number in range(1000)])
+        other.report("topic", [[number] for number in range(1000)])
     gc.collect()
     before = len(gc.get_objects())
     heard = zero.gather("topic", None)
@@ -84,7 +84,7 @@ def test_what_is_heard_is_no_load_for_the_garbage_collector(world: World) -> Non
 
 def test_who_is_gone_is_not_waited_for_but_heard_if_it_has_told(world: World) -> None:
     zero, one, _ = world.ends
-    one.tell("topic", "before it died")
+    one.report("topic", "before it died")
     world.gone |= {1: "its process died"}
     waiting = threading.Thread(target=lambda: results.append(zero.gather("topic", 0)))
     results: list[exchange.Gathered] = []
@@ -98,7 +98,7 @@ def test_who_is_gone_is_not_waited_for_but_heard_if_it_has_told(world: World) ->
 
 def test_who_says_nothing_in_time_is_named(world: World) -> None:
     zero, one, _ = world.ends
-    one.tell("topic", 1)
+    one.report("topic", 1)
     heard = zero.gather("topic", 0, timeout=0.05)
     assert (heard.by_rank, heard.silent, heard.seconds) == ({0: 0, 1: 1}, [2], 0.05)
 
@@ -109,12 +109,12 @@ def test_nobody_waits_once_it_is_given_up(world: World) -> None:
         end.given_up.set()
     assert world.ends[0].gather("topic", 0, timeout=1000).silent == [1, 2]
     with pytest.raises(TimeoutError):
-        world.ends[1].hear("topic", timeout=1000)
+        world.ends[1].await_verdict("topic", timeout=1000)
 
 
 def test_rank_0_stays_until_all_who_live_have_heard(world: World) -> None:
     zero, one, _ = world.ends
-    zero.refuse("topic", ValueError("a mistake"))
+    zero.announce_failure("topic", ValueError("a mistake"))
     assert zero.asked == "topic"
     begun = time.monotonic()
     zero.wait_until_heard("topic", timeout=0.05)
@@ -125,7 +125,7 @@ def test_rank_0_stays_until_all_who_live_have_heard(world: World) -> None:
     )
     waiting.start()
     with pytest.raises(RankZeroError, match="a mistake"):
-        one.hear("topic")
+        one.await_verdict("topic")
     assert waiting.is_alive()
     world.gone[2] = "its process died"
     waiting.join(DEADLINE)
@@ -166,7 +166,7 @@ def test_the_number_of_calls_of_rank_0_does_not_grow_with_the_ranks(
     for size in (3, 40):
         world = World(size)
         for rank, end in enumerate(world.ends[1:], 1):
-            end.tell("topic", rank)
+            end.report("topic", rank)
         calls.clear()
         assert len(world.ends[0].gather("topic", 0).by_rank) == size
         numbers.append(len(calls))
@@ -180,7 +180,7 @@ def test_many_are_heard_in_pieces_and_fetched_from() -> None:
     for rank in range(1, size):
         end = Exchange(store, rank=rank, world_size=size)
         if rank != 300:
-            end.tell("topic", rank, parts={"more": [rank]})
+            end.report("topic", rank, parts={"more": [rank]})
     zero = Exchange(store, rank=0, world_size=size, gone={300: "died"})
     heard = zero.gather("topic", 0)
     assert dict(heard.by_rank) == {rank: rank for rank in range(size) if rank != 300}

@@ -26,7 +26,7 @@ from elasticrun import (
     world_size,
 )
 from elasticrun.checkpoint.states.generators import seed_all
-from elasticrun.data.order.shares import Shares
+from elasticrun.data.order.shares import BatchSplit
 from elasticrun.job.current import current_job
 from tests.support.data import Numbers
 from tests.support.generations import Crash, draw_from_each
@@ -233,7 +233,7 @@ class Run:
         )
         if self._place.pretended is not None:
             most = self._place.max_local_batch_size
-            loader.shares = Shares(*self._place.pretended, most, is_padded=True)
+            loader.shares = BatchSplit(*self._place.pretended, most, is_padded=True)
         return loader
 
     def _part(self, part: Loop | Steps | Epochs | ByHand) -> None:

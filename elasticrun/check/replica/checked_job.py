@@ -24,7 +24,7 @@ from elasticrun.checkpoint.states.stateful import StatefulState
 from elasticrun.errors import STOPPED
 from elasticrun.job.boundary import Boundary
 from elasticrun.job.job import Job
-from elasticrun.job.loop import LoopedLoader
+from elasticrun.job.loop import LoaderInLoop
 from elasticrun.job.replay import Anchors
 from elasticrun.replicas.agreement import STOP
 from elasticrun.replicas.environment import Environment
@@ -214,7 +214,7 @@ class CheckedJob(Job):
         self._set_zone("D")
 
     def begin_loop(
-        self, loader: LoopedLoader, where: str, *, start: int = 0
+        self, loader: LoaderInLoop, where: str, *, start: int = 0
     ) -> Position | None:
         stopped = self._stopped if self.progress.is_replaying else None
         epoch, loop, in_epoch = self.progress.place

@@ -24,9 +24,9 @@ from elasticrun.checkpoint.inspection.listing import (
     time_text,
 )
 from elasticrun.checkpoint.states.expected import SIZES, check_values
-from elasticrun.checkpoint.states.gathered import parts_of
 from elasticrun.checkpoint.states.nested import map_leaves, plain_number
 from elasticrun.checkpoint.states.parameter_names import by_numbers
+from elasticrun.checkpoint.states.per_rank import parts_of
 from elasticrun.checkpoint.states.shards import SavedState, read_whole_state
 from elasticrun.checkpoint.states.state import has_many_ranks, state_of_file
 from elasticrun.checkpoint.states.values import UnsafeValuesError, load_values

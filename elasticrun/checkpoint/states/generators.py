@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from elasticrun.checkpoint.seeding import derive_seed
-from elasticrun.checkpoint.states.gathered import GatheredState
-from elasticrun.checkpoint.states.noted import Noted, Place
+from elasticrun.checkpoint.states.anchor_notes import AnchorNotes, Place
+from elasticrun.checkpoint.states.per_rank import PerRankState
 from elasticrun.checkpoint.states.values import load_values, save_values
 
 _MOST_IN_RECORD = 1 << 17  # Bytes of anchors, which go there anew at each one.
@@ -40,7 +40,7 @@ _MASK_32 = (1 << 32) - 1
 _MASK_63 = (1 << 63) - 1
 
 
-class Generators(GatheredState):
+class Generators(PerRankState):
     """Python's, NumPy's and torch's global generators: the CPU's and those of GPUs.
 
     This replica's own GPU is known as that, whatever its number is in the next
@@ -67,7 +67,7 @@ class Generators(GatheredState):
         self._alike: dict[str, Any] = {}  # What a rank that derives takes over,
         self._if_begun: dict[str, int] | None = None  # if it has begun so, too.
         self._glance = _Glance()
-        self.noted = {in_epoch: Noted() for in_epoch in (True, False)}
+        self.noted = {in_epoch: AnchorNotes() for in_epoch in (True, False)}
         self._on_anchors: Callable[[bytes], object] | None = None
         self.seen: bytes | None = None
 

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from elasticrun.checkpoint.states.anchor_notes import exact
 from elasticrun.checkpoint.states.module_watch import first_of
 from elasticrun.checkpoint.states.nested import decode_scalar, encode_scalar
-from elasticrun.checkpoint.states.noted import exact
 from elasticrun.checkpoint.states.stateful import local_shard
 from elasticrun.checkpoint.states.values import SHARDED_KINDS
 
@@ -62,7 +62,7 @@ class Change(enum.IntEnum):
     MORE = 2  # It has to be loaded again.
 
 
-class Remembered:
+class RememberedValues:
     """Nested values as they were at one moment.
 
     Numbers, text, and small tensors and arrays are copied, in any of Python's
@@ -76,7 +76,7 @@ class Remembered:
         self._content = _remember(values, 0)
 
     @classmethod
-    def of_form(cls, form: Any) -> Remembered:
+    def of_form(cls, form: Any) -> RememberedValues:
         """Return what has a form; nothing is known of what is none."""
         made = cls.__new__(cls)
         made._content = _read(form, 0)

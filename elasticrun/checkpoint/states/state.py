@@ -202,7 +202,7 @@ def replica_file_name(name: str, rank: int) -> str:
     return f"{name}.rank-{rank}"
 
 
-def gathered_file_name(name: str, rank: int) -> str:
+def per_rank_file_name(name: str, rank: int) -> str:
     """Return the name of the file in which rank 0 writes a rank's own, with others'."""
     return f"{name}.ranks-{rank - rank % RANKS_A_FILE}"
 
@@ -214,7 +214,7 @@ def state_of_file(file_name: str) -> str:
 
 
 def has_many_ranks(file_name: str) -> bool:
-    """Return whether a file of a checkpoint is one of `gathered_file_name`."""
+    """Return whether a file of a checkpoint is one of `per_rank_file_name`."""
     match = _REPLICA_SUFFIX.fullmatch(file_name)
     return match is not None and match["has_many"] != ""
 

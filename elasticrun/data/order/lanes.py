@@ -144,7 +144,7 @@ class Lanes:
         return LaneOrder(self, key)
 
 
-class Slots:
+class UncountedLanes:
     """Places for samples of lanes whose lengths nobody knows: one a lane in each round.
 
     They are their own order, and have no end.
@@ -164,7 +164,7 @@ class Slots:
         del position
         return 1 if size % self.num_lanes else MAX_INDEX
 
-    def order(self, key: int | None) -> Slots:
+    def order(self, key: int | None) -> UncountedLanes:
         del key
         return self
 

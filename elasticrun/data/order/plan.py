@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from elasticrun.checkpoint.seeding import derive_seed, derive_seeds
 from elasticrun.data.order.batches import Batches, SizedBatches
 from elasticrun.data.order.permutation import Order
-from elasticrun.data.order.shares import LoopShares, Share
-from elasticrun.job.loop import NOTHING, LoopStart, MicroBatch, Part
+from elasticrun.data.order.shares import LocalMicroBatch, LoopShares
+from elasticrun.job.loop import NOTHING, LoopStart, MicroBatch, MicroBatchInfo
 
 _CHUNK = 8192  # Positions whose indices are computed at once.
 
@@ -97,7 +97,7 @@ class LoopPlan:
             yield from self._requests(range(number, number + count), shares)
             number += count
 
-    def _requests(self, numbers: range, shares: list[Share]) -> Iterator[Any]:
+    def _requests(self, numbers: range, shares: list[LocalMicroBatch]) -> Iterator[Any]:
         """Yield what is asked for of batches that are shared out alike."""
         # Other replicas may have all samples of these batches.
         parts = [share.part for share in shares]
@@ -143,7 +143,7 @@ class LoopPlan:
 
 
 _NO_BATCHES = SizedBatches(((0, 1),), 0)
-NO_BATCH = MicroBatch(0, [], Part(0, 0, 0, 0, True, 0, 0, 1.0))
+NO_BATCH = MicroBatch(0, [], MicroBatchInfo(0, 0, 0, 0, True, 0, 0, 1.0))
 
 
 def end_nothing() -> None:

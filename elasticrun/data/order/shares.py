@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from elasticrun.adaptive.noise import is_measured, num_alike
 from elasticrun.data.order.batches import Batches
-from elasticrun.data.order.lanes import LanesOrder, Slots
-from elasticrun.job.loop import Part
+from elasticrun.data.order.lanes import LanesOrder, UncountedLanes
+from elasticrun.job.loop import MicroBatchInfo
 
 _PADDING = range(1)  # The batch's first sample stands in for a missing one.
 _Run = TypeVar("_Run", bound=Sequence[int])
@@ -32,7 +32,7 @@ def partition(positions: _Run, number: int, *, num_parts: int) -> _Run:
 
 
 @dataclass(frozen=True)
-class Shares:
+class BatchSplit:
     """How every global batch of a loader is shared out; fixed for a generation.
 
     Attributes:
@@ -76,7 +76,7 @@ class Shares:
         return runs if self.is_padded else [run for run in runs if run]
 
 
-class Share(NamedTuple):
+class LocalMicroBatch(NamedTuple):
     """One of this replica's micro-batches.
 
     Attributes:
@@ -85,11 +85,11 @@ class Share(NamedTuple):
     """
 
     places: Sequence[int]
-    part: Part
+    part: MicroBatchInfo
     lanes: Sequence[int] = ()
 
 
-class Cuts(Protocol):
+class MicroBatchCounts(Protocol):
     """Into how many micro-batches each global batch of a loop is cut."""
 
     def num_micro(self, number: int) -> int:
@@ -104,10 +104,10 @@ class Cuts(Protocol):
         ...
 
 
-class LoopShares(Cuts, Protocol):
+class LoopShares(MicroBatchCounts, Protocol):
     """What this replica reads of each global batch of a loop."""
 
-    def of_batch(self, number: int) -> list[Share]:
+    def of_batch(self, number: int) -> list[LocalMicroBatch]:
         """Return its micro-batches of a global batch, at least one.
 
         A single one without places stands for a batch of which it reads nothing.
@@ -115,26 +115,28 @@ class LoopShares(Cuts, Protocol):
         ...
 
 
-def shares_of(
+def micro_batches_of(
     runs: Sequence[Sequence[int]],
     size: int,
     advance: int,
     world_size: int,
     *,
     padding: Sequence[int] = _PADDING,
-) -> list[Share]:
+) -> list[LocalMicroBatch]:
     """Return the shares that read the places in runs of a global batch.
 
     Args:
         padding: What is read for an empty run.
     """
     if not runs:
-        return [Share((), Part(0, 0, 0, size, True, 0, advance, 0.0))]
+        return [
+            LocalMicroBatch((), MicroBatchInfo(0, 0, 0, size, True, 0, advance, 0.0))
+        ]
     local_size = sum(map(len, runs))
     return [
-        Share(
+        LocalMicroBatch(
             run or padding,
-            Part(
+            MicroBatchInfo(
                 micro=micro,
                 num_valid=len(run),
                 local_batch_size=local_size,
@@ -150,8 +152,8 @@ def shares_of(
 
 
 def virtual_shares(
-    shares: Shares, size: int, advance: int, num_micro: int, *, keeps_empty: bool
-) -> list[Share]:
+    shares: BatchSplit, size: int, advance: int, num_micro: int, *, keeps_empty: bool
+) -> list[LocalMicroBatch]:
     """Return those of the virtual replicas that this process trains, one by one.
 
     Each is cut as it is at any other number of processes. Those without samples are
@@ -170,14 +172,14 @@ def virtual_shares(
 
     owned = partition(range(num_shares), shares.rank, num_parts=shares.world_size)
     runs = [(share, piece) for share in owned for piece in pieces(share)]
-    found = shares_of([run for _, run in runs], size, advance, num_shares)
+    found = micro_batches_of([run for _, run in runs], size, advance, num_shares)
     if runs:
         numbers = [share for share, _ in runs]
     elif not shares.is_padded:
         return found  # Of which it reads nothing.
     else:
         padding = (pieces(0) or [_PADDING])[0]
-        found = shares_of([range(0)], size, advance, num_shares, padding=padding)
+        found = micro_batches_of([range(0)], size, advance, num_shares, padding=padding)
         numbers = [0 if shares.rank == 0 else -1]  # Then the whole batch is empty.
     return [
         share._replace(part=share.part._replace(share=number))
@@ -186,11 +188,11 @@ def virtual_shares(
 
 
 @dataclass(frozen=True)
-class CutsForNoise:
+class CountsForNoise:
     """Cuts the batches of which the noise of gradients is measured, at least in two."""
 
     batches: Batches
-    shares: Cuts
+    shares: MicroBatchCounts
 
     def num_micro(self, number: int) -> int:
         num_micro = self.shares.num_micro(number)
@@ -212,10 +214,10 @@ class EvenShares:
     """
 
     batches: Batches
-    shares: Shares
-    cuts: Cuts | None = None
+    shares: BatchSplit
+    cuts: MicroBatchCounts | None = None
 
-    def of_batch(self, number: int) -> list[Share]:
+    def of_batch(self, number: int) -> list[LocalMicroBatch]:
         size = self.batches.size(number)
         advance = self.batches.start(number + 1) - self.batches.start(number)
         num_micro = (self.cuts or self).num_micro(number)
@@ -225,7 +227,7 @@ class EvenShares:
                 self.shares, size, advance, num_micro, keeps_empty=is_member
             )
         runs = self.shares.cut(self.shares.even_share(size), num_micro)
-        return shares_of(runs, size, advance, self.shares.world_size)
+        return micro_batches_of(runs, size, advance, self.shares.world_size)
 
     def num_micro(self, number: int) -> int:
         size = self.batches.size(number)
@@ -250,11 +252,11 @@ class LaneShares:
     """
 
     batches: Batches
-    shares: Shares
-    cuts: Cuts | None
+    shares: BatchSplit
+    cuts: MicroBatchCounts | None
     lanes: LanesOrder
 
-    def of_batch(self, number: int) -> list[Share]:
+    def of_batch(self, number: int) -> list[LocalMicroBatch]:
         size = self.batches.size(number)
         lanes = self._lanes_of(number)
         world_size = self.shares.world_size
@@ -263,12 +265,12 @@ class LaneShares:
             own = np.flatnonzero(lanes % world_size == self.shares.rank).tolist()
             lanes //= world_size
         num_micro = (self.cuts or self).num_micro(number)
-        shares = shares_of(
+        shares = micro_batches_of(
             self.shares.cut(own, num_micro),
             size,
             size,
             world_size,
-            padding=() if isinstance(self.lanes, Slots) else _PADDING,
+            padding=() if isinstance(self.lanes, UncountedLanes) else _PADDING,
         )
         return [
             share._replace(lanes=lanes[list(share.places)].tolist()) for share in shares

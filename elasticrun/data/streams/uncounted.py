@@ -17,7 +17,7 @@ from elasticrun.checkpoint.states.generators import (
     program_generators_kept,
     seed_generators,
 )
-from elasticrun.data.order.lanes import Slots, dealt, window_in_lane
+from elasticrun.data.order.lanes import UncountedLanes, dealt, window_in_lane
 from elasticrun.data.order.permutation import MAX_INDEX, Permutation
 from elasticrun.data.streams.index import Contents, Index, Scan, stamp_of
 from elasticrun.data.streams.iterables import streams_of, with_end
@@ -28,7 +28,7 @@ from elasticrun.data.streams.streams import (
     index_in,
     transform_error,
 )
-from elasticrun.data.workers.lanes import DRY
+from elasticrun.data.workers.lanes import EXHAUSTED
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import current_job
 from elasticrun.logger import Logger
@@ -145,9 +145,9 @@ class Uncounted(InLanes):
         self._padding: list[Any] = []
 
     @property
-    def lanes(self) -> Slots:
+    def lanes(self) -> UncountedLanes:
         own = f"{self._num_lanes} {self._window} {self.streams.identity}"
-        return Slots(self._num_lanes, zlib.crc32(own.encode()))
+        return UncountedLanes(self._num_lanes, zlib.crc32(own.encode()))
 
     @property
     def draws(self) -> bool:
@@ -180,7 +180,7 @@ class Uncounted(InLanes):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        """Return the samples in slots, or `DRY` for those that are empty.
+        """Return the samples in slots, or `EXHAUSTED` for those that are empty.
 
         Args:
             indices: The slots, and `MAX_INDEX` times the key of the loop.
@@ -198,7 +198,7 @@ class Uncounted(InLanes):
         if transform is not None:
             try:
                 for place, read in enumerate(samples):
-                    if read is not DRY:
+                    if read is not EXHAUSTED:
                         samples[place] = transform(read)
             except Exception as error:
                 name = self.describe(indices[place])
@@ -248,7 +248,7 @@ class _Lane:
         self._samples: list[Any] = []
 
     def take(self, number: int) -> Any:
-        """Return a sample, or `DRY` if the lane has fewer."""
+        """Return a sample, or `EXHAUSTED` if the lane has fewer."""
         block, place = divmod(number, self._size)
         if block != self._block:
             begin = block * self._size
@@ -258,7 +258,7 @@ class _Lane:
                 order = Permutation(len(samples), key).take(np.arange(len(samples)))
                 samples = [samples[at] for at in order]
             self._block, self._samples = block, samples
-        return self._samples[place] if place < len(self._samples) else DRY
+        return self._samples[place] if place < len(self._samples) else EXHAUSTED
 
 
 def with_lanes(dataset: Any) -> Any:

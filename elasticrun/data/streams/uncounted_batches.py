@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from elasticrun.data.order.plan import RunningLoop
-from elasticrun.data.order.shares import Shares, shares_of
+from elasticrun.data.order.shares import BatchSplit, micro_batches_of
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.loop import NOTHING, MicroBatch
 from elasticrun.replicas.gathering import start_sums
@@ -26,7 +26,7 @@ class Delivery(NamedTuple):
         sums_of: Starts to sum numbers over all replicas; returns what waits for that.
     """
 
-    shares: Shares
+    shares: BatchSplit
     num_lanes: int
     padding: Callable[[], Any]
     sums_of: Callable[[list[int]], Callable[[], list[int]]] = start_sums
@@ -143,7 +143,7 @@ def _delivered_full(
     runs = how.shares.cut(own, how.shares.num_micro(largest))
     for run, share in zip(
         runs or [()],
-        shares_of(runs, size, advance, how.shares.world_size, padding=()),
+        micro_batches_of(runs, size, advance, how.shares.world_size, padding=()),
         strict=True,
     ):
         found = [taken[place][2] for place in run]
@@ -204,7 +204,7 @@ def _delivered(
     if not how.shares.is_padded:
         pieces = [each for each in pieces if each.slots]
     runs = [each.slots for each in pieces]
-    shares = shares_of(runs, size, first.part.advance, how.shares.world_size)
+    shares = micro_batches_of(runs, size, first.part.advance, how.shares.world_size)
     if not pieces:
         loop.current = MicroBatch(first.number, NOTHING, shares[0].part)
         yield NOTHING

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from elasticrun.data.order.lanes import Slots
+from elasticrun.data.order.lanes import UncountedLanes
 from elasticrun.data.order.permutation import MAX_INDEX
 from elasticrun.data.order.plan import as_lists
 from elasticrun.data.workers.reader import (
@@ -36,12 +36,12 @@ from elasticrun.data.workers.reader import (
 from elasticrun.errors import ElasticRunError
 
 
-class _Dry(enum.Enum):  # Of which there is one, also after it was sent.
-    DRY = enum.auto()
+class _Exhausted(enum.Enum):  # Of which there is one, also after it was sent.
+    EXHAUSTED = enum.auto()
 
 
 # What is read for a sample that a lane does not have any more.
-DRY = _Dry.DRY
+EXHAUSTED = _Exhausted.EXHAUSTED
 
 
 def reader_of_lanes(
@@ -55,7 +55,7 @@ def reader_of_lanes(
     """
     given: Any = loader.dataset
     dataset = given.apart(is_shuffled=is_shuffled)
-    has_slots = isinstance(dataset.lanes, Slots)
+    has_slots = isinstance(dataset.lanes, UncountedLanes)
     if has_slots or loader.num_workers:
         reader = Reader(dataset, draws=dataset.draws)
         are_collated = not (has_slots and loader.drop_last)
@@ -191,7 +191,7 @@ def _present(
     collate: Callable[[Any], Any], samples: list[Any]
 ) -> tuple[list[int], Any]:
     """Return where among samples there are any, and what these make."""
-    present = [place for place, sample in enumerate(samples) if sample is not DRY]
+    present = [place for place, sample in enumerate(samples) if sample is not EXHAUSTED]
     return present, collate([samples[place] for place in present])
 
 

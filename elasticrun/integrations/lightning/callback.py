@@ -120,7 +120,7 @@ class Elastic(Callback):
             return
         check_arguments(trainer)
         self._loop = ForeignLoop("Trainer.fit")
-        current_job().boundary.put_off_while(lambda: self._is_waiting)
+        current_job().boundary.defer_while(lambda: self._is_waiting)
         try:
             self._state = FitState(trainer)
         except StateNameError as error:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from elasticrun.launcher import environment, interpreter
 from elasticrun.launcher.event_loop import EventLoop, Timer
-from elasticrun.launcher.forks.waiting import MAX_MESSAGE, WaitingReplica, discard_all
+from elasticrun.launcher.forks.waiting import MAX_MESSAGE, ForkedReplica, discard_all
 from elasticrun.replicas.wire import Channel
 
 _MAX_ATTEMPTS = 3
@@ -28,11 +28,11 @@ class _Request:
     """Replicas that were asked for together, as far as they are forked by now."""
 
     size: int
-    on_forked: Callable[[list[WaitingReplica]], None]
-    forked: list[WaitingReplica] = field(default_factory=list)
+    on_forked: Callable[[list[ForkedReplica]], None]
+    forked: list[ForkedReplica] = field(default_factory=list)
 
 
-class Starter:
+class ForkserverClient:
     """Keeps a forkserver, and a new one when it ends or does not answer.
 
     Args:
@@ -62,7 +62,7 @@ class Starter:
         self._on_failure = on_failure
         self._timer: Timer | None = None
         self._requests: deque[_Request] = deque()
-        self._asked: WaitingReplica | None = None  # The one that is being forked.
+        self._asked: ForkedReplica | None = None  # The one that is being forked.
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._is_ready = False
@@ -108,9 +108,7 @@ class Starter:
         self._loop.watch(own, self._on_readable)
         self._expect_answer(_START_SECONDS)
 
-    def fork(
-        self, size: int, on_forked: Callable[[list[WaitingReplica]], None]
-    ) -> None:
+    def fork(self, size: int, on_forked: Callable[[list[ForkedReplica]], None]) -> None:
         """Ask for waiting replicas; call back with all of them, by rank.
 
         Nobody calls back if `on_failure` has been called.
@@ -120,7 +118,7 @@ class Starter:
             self.start()
         self._ask()
 
-    def note_running(self, groups: Sequence[int]) -> None:
+    def tell_groups(self, groups: Sequence[int]) -> None:
         """Tell the forkserver whom to kill when it is left alone."""
         self._groups = list(groups)
         self._tell_groups()
@@ -222,7 +220,7 @@ class Starter:
         else:
             self._expect_answer(_FORK_SECONDS)
 
-    def _order_fork(self, *, rank: int) -> WaitingReplica:
+    def _order_fork(self, *, rank: int) -> ForkedReplica:
         """Send an order to fork a replica, with its ends of what connects it."""
         assert self._connection is not None
         with contextlib.ExitStack() as kept, contextlib.ExitStack() as passed:
@@ -243,7 +241,7 @@ class Starter:
             with contextlib.suppress(OSError):  # It has ended: `_on_end` comes.
                 socket.send_fds(self._connection, [order], ends)
             kept.pop_all()
-            return WaitingReplica(rank, 0, Channel(own), (out, err), ports)
+            return ForkedReplica(rank, 0, Channel(own), (out, err), ports)
 
     def _listen(self) -> list[socket.socket]:
         """Take the ports at which rank 0 could serve the store of its generation."""

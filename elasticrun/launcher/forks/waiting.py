@@ -12,7 +12,7 @@ MAX_MESSAGE = 1 << 16  # Bytes between the launcher and the forkserver.
 
 
 @dataclass
-class WaitingReplica:
+class ForkedReplica:
     """A replica that waits, on the launcher's side.
 
     It waits for its order, or, once it has that, for its generation to begin.
@@ -51,7 +51,7 @@ class WaitingReplica:
             os.close(descriptor)
 
 
-def discard_all(replicas: list[WaitingReplica]) -> None:
+def discard_all(replicas: list[ForkedReplica]) -> None:
     """Let all of them end."""
     for each in replicas:
         each.discard()

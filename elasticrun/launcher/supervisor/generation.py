@@ -23,7 +23,7 @@ from elasticrun.launcher.endings import (
     explain_kill,
 )
 from elasticrun.launcher.event_loop import EventLoop
-from elasticrun.launcher.forks.waiting import WaitingReplica
+from elasticrun.launcher.forks.waiting import ForkedReplica
 from elasticrun.launcher.replica.reporter import DUMP_SIGNAL
 from elasticrun.launcher.terminal.output import LineReader, Log, log_path
 from elasticrun.replicas.wire import Message, WireError
@@ -119,7 +119,7 @@ class Member:
 
     rank: int
     pid: int
-    replica: WaitingReplica
+    replica: ForkedReplica
     pidfd: int
     started_at: float
     log: Log
@@ -147,7 +147,7 @@ class Generation:
 
     def __init__(
         self,
-        replicas: Sequence[WaitingReplica],
+        replicas: Sequence[ForkedReplica],
         *,
         number: int,
         offset: int,
@@ -287,7 +287,7 @@ class Generation:
         self.is_discarded = True
         self.kill()
 
-    def _enroll(self, replica: WaitingReplica, log_dir: Path) -> Member:
+    def _enroll(self, replica: ForkedReplica, log_dir: Path) -> Member:
         rank = self._offset + replica.rank
         log = Log(
             log_path(log_dir, generation=self.number, rank=rank),

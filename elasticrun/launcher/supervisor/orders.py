@@ -7,7 +7,7 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from elasticrun.launcher import environment
-from elasticrun.launcher.forks.waiting import WaitingReplica
+from elasticrun.launcher.forks.waiting import ForkedReplica
 from elasticrun.launcher.nodes.nodes import LOOPBACK, RoundPlan
 from elasticrun.launcher.options import Options
 from elasticrun.replicas.environment import GLOO_INTERFACE, torchrun_variables
@@ -20,7 +20,7 @@ _UNKNOWN = "unknown until the generation begins"
 
 def orders_ahead(
     options: Options,
-    replicas: Sequence[WaitingReplica],
+    replicas: Sequence[ForkedReplica],
     told: Sequence[Message],
     *,
     runs_ahead: bool,

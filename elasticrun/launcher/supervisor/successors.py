@@ -24,8 +24,8 @@ from functools import partial
 from elasticrun.errors import counted
 from elasticrun.launcher import processes
 from elasticrun.launcher.event_loop import EventLoop, Timer
-from elasticrun.launcher.forks.starter import Starter
-from elasticrun.launcher.forks.waiting import WaitingReplica, discard_all
+from elasticrun.launcher.forks.starter import ForkserverClient
+from elasticrun.launcher.forks.waiting import ForkedReplica, discard_all
 from elasticrun.launcher.options import (
     OptionError,
     Options,
@@ -79,7 +79,7 @@ class Successors:
         options: Options,
         loop: EventLoop,
         *,
-        starter: Starter,
+        starter: ForkserverClient,
         console: Console,
         reports: ReplicaReports,
         on_ready: Callable[[], None],
@@ -87,7 +87,7 @@ class Successors:
     ) -> None:
         self.size = options.replicas.initial
         self.beside: Generation | None = None
-        self.offered: list[WaitingReplica] = []
+        self.offered: list[ForkedReplica] = []
         self._options = options
         self._loop = loop
         self._starter = starter
@@ -95,7 +95,7 @@ class Successors:
         self._reports = reports
         self._on_ready = on_ready
         self._on_prepared = on_prepared
-        self._replicas: list[WaitingReplica] = []
+        self._replicas: list[ForkedReplica] = []
         self._num_requested = 0
         self._num_requests = 0
         self._use = _Use.NONE
@@ -211,12 +211,12 @@ class Successors:
             generation = None
         self._request_fork(self.size, _Use.NEXT, generation)
 
-    def offer(self) -> list[WaitingReplica]:
+    def offer(self) -> list[ForkedReplica]:
         """Return them; until `take` they wait for the others' offers."""
         self.offered = self._release()
         return self.offered
 
-    def take(self) -> list[WaitingReplica]:
+    def take(self) -> list[ForkedReplica]:
         """Return those that were offered, to be let go."""
         taken, self.offered = self.offered, []
         return taken
@@ -231,7 +231,7 @@ class Successors:
         self._num_requests += 1
         discard_all(self._release())
 
-    def _release(self) -> list[WaitingReplica]:
+    def _release(self) -> list[ForkedReplica]:
         self._end_rehearsal()
         released, self._replicas = self._replicas, []
         self._use = _Use.NONE
@@ -249,7 +249,7 @@ class Successors:
     def _discard_beside(self, beside: Generation | None) -> None:
         self.discard()
         if beside is not None:
-            self._starter.note_running([each.pid for each in beside.running])
+            self._starter.tell_groups([each.pid for each in beside.running])
 
     # How they come to be, and to be spares.
 
@@ -311,7 +311,7 @@ class Successors:
         number, self._num_requested, self._use = self._num_requests, size, use
         self._runs_ahead = runs_ahead
 
-        def on_forked(replicas: list[WaitingReplica]) -> None:
+        def on_forked(replicas: list[ForkedReplica]) -> None:
             if number != self._num_requests:  # Others, or none, are needed by now.
                 discard_all(replicas)
                 return
@@ -367,7 +367,7 @@ class Successors:
             self._watched.remove(output)
             self._loop.forget(output)
 
-    def _on_messages(self, replica: WaitingReplica) -> None:
+    def _on_messages(self, replica: ForkedReplica) -> None:
         try:
             messages = replica.channel.receive()
         except WireError:
@@ -387,7 +387,7 @@ class Successors:
                 replica, f"killed, or ended, before its generation began\n{last}"
             )
 
-    def _on_waiting(self, replica: WaitingReplica) -> None:
+    def _on_waiting(self, replica: ForkedReplica) -> None:
         if replica.rank in self._preparing:
             self._preparing.remove(replica.rank)
             if not self._preparing:
@@ -408,7 +408,7 @@ class Successors:
             )
             self._stop(self.beside)
 
-    def _on_failed(self, replica: WaitingReplica, why: str) -> None:
+    def _on_failed(self, replica: ForkedReplica, why: str) -> None:
         """Do without a successor whose script has raised, or that has ended."""
         if self._runs_ahead and replica.rank in self._preparing:
             self._may_rehearse = False  # Not by a kill of one that waits.

@@ -36,8 +36,8 @@ from elasticrun.errors import BY_SIGNAL, STOPPED, counted
 from elasticrun.launcher import directory, processes
 from elasticrun.launcher.endings import EndKind, Outcome
 from elasticrun.launcher.event_loop import EventLoop
-from elasticrun.launcher.forks.starter import Starter
-from elasticrun.launcher.forks.waiting import WaitingReplica
+from elasticrun.launcher.forks.starter import ForkserverClient
+from elasticrun.launcher.forks.waiting import ForkedReplica
 from elasticrun.launcher.nodes.many_nodes import nodes_of
 from elasticrun.launcher.nodes.nodes import END, LEAVE, SCALE, Offer, RoundPlan
 from elasticrun.launcher.options import Options
@@ -116,7 +116,7 @@ class Supervisor:
             grace=options.settings.grace,
             on_hang=lambda: self.nodes.tell_trouble(is_hang=True),
         )
-        self._starter = Starter(
+        self._starter = ForkserverClient(
             loop,
             is_exec=options.is_exec,
             say=self.reports.tell,
@@ -292,7 +292,7 @@ class Supervisor:
         # Before the outcome, which may follow at once, and begins the next generation.
         self.successors.beside = None
         self._watchdog.end()
-        self._starter.note_running(sorted(self.successors.pids))
+        self._starter.tell_groups(sorted(self.successors.pids))
         self._place = generation.checkpoint_dir(self._place)
         self.policy.is_plain = not generation.has_begun
         outcome = outcome_of(
@@ -343,7 +343,7 @@ class Supervisor:
         offered = self.successors.offer()
         self.nodes.offer(self._offer(len(offered), offered[0]))
 
-    def _offer(self, size: int, first: WaitingReplica) -> Offer:
+    def _offer(self, size: int, first: ForkedReplica) -> Offer:
         number = max(directory.next_generation(self.options.checkpoint_dir), 0)
         last = self.nodes.round
         if self.crashes.has_trained and last is not None and number <= last.number:
@@ -373,7 +373,7 @@ class Supervisor:
         )
         self.successors.beside = generation
         self._watchdog.begin(generation, is_alone=round_.num_nodes == 1)
-        self._starter.note_running([each.pid for each in replicas])
+        self._starter.tell_groups([each.pid for each in replicas])
         if self.options.program.kind == "function":
             remove_results(Path(self.options.program.target))
         if round_.num_nodes > 1:  # The logs of all of them lie in one folder.

@@ -16,7 +16,7 @@ from elasticrun import (
     register,
     request_checkpoint,
 )
-from elasticrun.checkpoint.files.memory import CHUNK_SIZE, Memory
+from elasticrun.checkpoint.files.capture_buffers import CHUNK_SIZE, CaptureBuffers
 from elasticrun.job.current import current_job
 from tests.support.generations import run_once
 from tests.support.in_flight import (
@@ -26,7 +26,7 @@ from tests.support.in_flight import (
 
 
 def test_memory_is_used_again_and_what_is_too_much_given_back() -> None:
-    memory = Memory()
+    memory = CaptureBuffers()
 
     def capture(*sizes: int) -> list[bytes]:
         memory.clear()
@@ -78,7 +78,7 @@ def test_the_first_save_takes_memory_that_was_touched_beforehand(
 def test_large_writes_come_in_order_through_any_number_of_threads() -> None:
     content = torch.arange(9_000_001, dtype=torch.int32).numpy()
     for num_threads in (1, 2, 3, 64):
-        memory = Memory()
+        memory = CaptureBuffers()
         memory.num_threads = num_threads
 
         def write(file: BinaryIO) -> None:

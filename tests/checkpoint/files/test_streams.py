@@ -7,8 +7,8 @@ import errno
 import pytest
 import torch
 
+from elasticrun.checkpoint.files.capture_buffers import NoMemoryLeftError
 from elasticrun.checkpoint.files.durable import ChecksumWriter, write_through
-from elasticrun.checkpoint.files.memory import NoMemoryLeftError
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import torch
 
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.registry import Registry
-from elasticrun.checkpoint.states.gathered import write_gathered
 from elasticrun.checkpoint.states.generators import Generators, seed_all
+from elasticrun.checkpoint.states.per_rank import write_per_rank
 from elasticrun.checkpoint.store import CheckpointStore
 from tests.support.stores import manifest
 
@@ -28,7 +28,7 @@ def told_by(rank: int) -> bytes:
 
 def commit_all(store: CheckpointStore) -> Checkpoint:
     draft = store.begin(1)
-    records = write_gathered(
+    records = write_per_rank(
         draft,
         "random",
         lambda ranks: {rank: told_by(rank) for rank in ranks},

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from elasticrun.checkpoint.states.remembered import (
     Change,
-    Remembered,
+    RememberedValues,
     exact,
     form_of,
     is_whole,
@@ -135,7 +135,7 @@ def test_values_of_all_kinds_come_back_in_the_same_objects(
 ) -> None:
     values = {"value": before, "other": [0]}
     wanted, objects = in_full(copy.deepcopy(values)), [*objects_in(values)]
-    remembered = Remembered(values)
+    remembered = RememberedValues(values)
     assert not [*remembered.unknown()]
     assert remembered.compare(values) == Change.NOTHING
     chosen = data.draw(st.lists(st.sampled_from(objects), min_size=1, unique_by=id))
@@ -175,7 +175,7 @@ def test_a_form_that_was_saved_puts_values_of_all_kinds_back(
             elif isinstance(each, defaultdict | Counter):
                 each.update(new=1)
     kept = values.get("value")
-    assert Remembered.of_form(saved(form)).put_back(values) is values
+    assert RememberedValues.of_form(saved(form)).put_back(values) is values
     assert in_full(values) == in_full({"value": before})
     assert exact(form_of(values)) == exact(form)
     if type(before) is type(kept) and type(kept) in (list, dict, set):
@@ -191,7 +191,7 @@ def test_what_is_in_no_form_stays_as_it_is() -> None:
     form = form_of(before)
     assert not is_whole(form)
     now = {"a": [2, large, 2], "b": 3, "c": 4, "n": 2}
-    assert Remembered.of_form(saved(form)).put_back(now) is now
+    assert RememberedValues.of_form(saved(form)).put_back(now) is now
     assert (now["a"][0], now["a"][2]) == (2, 1)  # type: ignore[index]
     assert (now["b"], now["c"], now["n"]) == (3, 4, 1)
 
@@ -200,7 +200,7 @@ def test_what_does_not_fit_stays_as_it_is() -> None:
     now = {"lr": 0.1, "betas": (0.9, 0.99), "step": torch.ones(1)}
     for wrong in ("text", [1], {}, torch.zeros(3), None, {1}, Mode.TRAIN):
         form = form_of(dict.fromkeys([*now, "other"], wrong))
-        found = Remembered.of_form(form).put_back(dict(now), is_free=False)
+        found = RememberedValues.of_form(form).put_back(dict(now), is_free=False)
         assert found == now
 
 
@@ -220,14 +220,14 @@ def test_what_does_not_fit_stays_as_it_is() -> None:
 def test_what_is_no_form_puts_nothing_back(form: Any) -> None:
     now = {"a": 1}
     for is_free in (True, False):
-        read = Remembered.of_form(("builtins:dict", {"a": form}))
+        read = RememberedValues.of_form(("builtins:dict", {"a": form}))
         assert read.put_back(dict(now), is_free=is_free) in (now, {"a": form})
 
 
 def test_what_cannot_be_copied_is_named() -> None:
     own = {"a": [1, {"draws": np.random.default_rng(0)}], "b": np.array([None])}
     kinds = [("a.1.draws", np.random.Generator), ("b", np.ndarray)]
-    assert [*Remembered(own).unknown()] == kinds
+    assert [*RememberedValues(own).unknown()] == kinds
 
 
 def in_order(values: Any) -> Any:
@@ -245,7 +245,7 @@ def test_plain_values_come_back_from_whatever_they_became(
 ) -> None:
     values = copy.deepcopy(before)
     inner = list(values.values())
-    remembered = Remembered(values)
+    remembered = RememberedValues(values)
     values.clear()
     values.update(after)
     is_same = in_order(after) == in_order(before)
@@ -282,7 +282,7 @@ def test_which_changes_are_seen(
     value: Any, change: Callable[[Any], object], seen: Change
 ) -> None:
     values = {"value": value, "other": 1}
-    remembered = Remembered(values)
+    remembered = RememberedValues(values)
     change(value)
     assert remembered.compare(values) == seen
     remembered.put_back(values)
@@ -293,7 +293,7 @@ def test_which_changes_are_seen(
 def test_another_tensor_in_its_place_is_a_change() -> None:
     first = torch.zeros(3)
     values = {"value": first}
-    remembered = Remembered(values)
+    remembered = RememberedValues(values)
     values["value"] = torch.ones(3)
     assert remembered.compare(values) == Change.REMEMBERED
     remembered.put_back(values)
@@ -303,7 +303,7 @@ def test_another_tensor_in_its_place_is_a_change() -> None:
 
 def test_what_is_not_remembered_stays_as_it_is_now() -> None:
     values: dict[str, Any] = {"large": torch.zeros(9999), "own": object(), "n": 1}
-    remembered = Remembered(values)
+    remembered = RememberedValues(values)
     loaded = torch.ones(9999)
     own = object()
     values.update(large=loaded, own=own, n=2)
@@ -315,7 +315,7 @@ def test_what_is_not_remembered_stays_as_it_is_now() -> None:
 def test_values_that_contain_themselves_are_no_trouble() -> None:
     values: dict[str, Any] = {"n": 1}
     values["self"] = values
-    remembered = Remembered(values)
+    remembered = RememberedValues(values)
     assert remembered.compare(values) == Change.MORE
     values["n"] = 2
     remembered.put_back(values)

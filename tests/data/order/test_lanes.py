@@ -13,7 +13,7 @@ from elasticrun.data.order.batches import Passes, SizedBatches
 from elasticrun.data.order.lanes import Blocks, Lanes
 from elasticrun.data.order.permutation import MAX_INDEX
 from elasticrun.data.order.plan import LoopPlan
-from elasticrun.data.order.shares import LaneShares, Shares
+from elasticrun.data.order.shares import BatchSplit, LaneShares
 from tests.support.mixing import mixing
 
 lengths = st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any)
@@ -190,7 +190,7 @@ def plan_of(run: dict[str, Any], rank: int, world_size: int, first: int) -> Loop
         ((0, run["batch_size"]),), MAX_INDEX if run["is_endless"] else len(lanes)
     )
     passes = Passes(len(lanes), lanes.order)
-    shares = Shares(rank, world_size, run["max_local"], run["is_padded"])
+    shares = BatchSplit(rank, world_size, run["max_local"], run["is_padded"])
     end = first + 12 if run["is_endless"] else len(batches)
     return LoopPlan(
         batches,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticrun.data.order.shares import Shares, partition
+from elasticrun.data.order.shares import BatchSplit, partition
 
 world_sizes = st.integers(1, 20)
 indices = st.integers(0, 10**12)
@@ -20,7 +20,7 @@ def joined(ranges: Iterable[range]) -> list[int]:
 
 
 def num_micro_of(size: int, world_size: int, max_local_batch_size: int | None) -> int:
-    shares = Shares(0, world_size, max_local_batch_size, is_padded=True)
+    shares = BatchSplit(0, world_size, max_local_batch_size, is_padded=True)
     return shares.num_micro(-(-size // world_size))
 
 

@@ -21,7 +21,7 @@ from elasticrun.data.order.batches import (
 from elasticrun.data.order.maps import as_map, order_of_map
 from elasticrun.data.order.permutation import Order, Permutation
 from elasticrun.data.order.plan import LoopPlan, Seeding, loop_key
-from elasticrun.data.order.shares import EvenShares, Shares
+from elasticrun.data.order.shares import BatchSplit, EvenShares
 from elasticrun.job.loop import NOTHING, MicroBatch
 
 KEY = loop_key(0, 3, 1)
@@ -92,7 +92,9 @@ def plan_of(
     seeding: Seeding | None = None,
 ) -> LoopPlan:
     batches = batches_of(setting)
-    shares = Shares(rank, world_size, setting.max_local_batch_size, setting.is_padded)
+    shares = BatchSplit(
+        rank, world_size, setting.max_local_batch_size, setting.is_padded
+    )
     return LoopPlan(
         batches,
         EvenShares(batches, shares),

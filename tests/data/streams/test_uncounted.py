@@ -29,15 +29,15 @@ from elasticrun import (
 from elasticrun.data.order.batches import SizedBatches
 from elasticrun.data.order.permutation import MAX_INDEX, Permutation
 from elasticrun.data.order.plan import LoopPlan, RunningLoop, Seeding
-from elasticrun.data.order.shares import LaneShares, Shares
+from elasticrun.data.order.shares import BatchSplit, LaneShares
 from elasticrun.data.streams.uncounted_batches import (
     Delivery,
     all_batches,
     full_batches,
 )
-from elasticrun.data.workers.lanes import DRY
+from elasticrun.data.workers.lanes import EXHAUSTED
 from elasticrun.job.current import current_job
-from elasticrun.job.loop import NOTHING, Part
+from elasticrun.job.loop import NOTHING, MicroBatchInfo
 from elasticrun.testing import read_trace
 from tests.support.generations import generation, run_once
 from tests.support.numbered_streams import LENGTHS, Unknown, flat
@@ -74,7 +74,7 @@ def owners_of(run: dict[str, Any], number: int, world_size: int) -> list[int]:
     slots = range(number * run["size"], (number + 1) * run["size"])
     owners = [slot % num_lanes % world_size + 1 for slot in slots]
     if num_lanes < world_size:  # Each replica has a run of neighbours.
-        shares = [Shares(r, world_size, None, True) for r in range(world_size)]
+        shares = [BatchSplit(r, world_size, None, True) for r in range(world_size)]
         owners = [
             r + 1 for r in range(world_size) for _ in shares[r].even_share(len(slots))
         ]
@@ -84,7 +84,7 @@ def owners_of(run: dict[str, Any], number: int, world_size: int) -> list[int]:
     ]
 
 
-Delivered = dict[int, list[tuple[Part, list[int]]]]
+Delivered = dict[int, list[tuple[MicroBatchInfo, list[int]]]]
 
 
 def delivered(run: dict[str, Any], begin: int, rank: int, world_size: int) -> Delivered:
@@ -94,7 +94,7 @@ def delivered(run: dict[str, Any], begin: int, rank: int, world_size: int) -> De
     ).apart(is_shuffled=run["is_shuffled"])
     lanes = streams.lanes
     batches = SizedBatches(((0, run["size"]),), MAX_INDEX)
-    shares = Shares(rank, world_size, run["max_local"], run["is_padded"])
+    shares = BatchSplit(rank, world_size, run["max_local"], run["is_padded"])
     first = begin // run["size"]
     plan = LoopPlan(
         batches,
@@ -110,7 +110,7 @@ def delivered(run: dict[str, Any], begin: int, rank: int, world_size: int) -> De
     def read() -> Iterator[tuple[list[int], list[int]]]:
         for indices, _, _ in plan:
             samples = streams.__getitems__([n + KEY * MAX_INDEX for n in indices])
-            slots = [at for at, sample in enumerate(samples) if sample is not DRY]
+            slots = [at for at, sample in enumerate(samples) if sample is not EXHAUSTED]
             yield slots, [samples[slot] for slot in slots]
 
     numbers = count(first)
@@ -181,7 +181,7 @@ def test_batches_are_the_same_at_any_number_of_replicas(
         at = (at + len(whole)) // 2
 
 
-def flat_of(parts: list[tuple[Part, list[int]]]) -> list[int]:
+def flat_of(parts: list[tuple[MicroBatchInfo, list[int]]]) -> list[int]:
     return [sample for _, own in parts for sample in own]
 
 

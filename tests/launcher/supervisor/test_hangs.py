@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elasticrun.launcher.forks.waiting import WaitingReplica
+from elasticrun.launcher.forks.waiting import ForkedReplica
 from elasticrun.launcher.options import (
     OptionError,
     parse_hang_timeout,
@@ -67,7 +67,7 @@ def test_who_is_behind_holds_the_others_up(
         member = Member(
             rank,
             pid=0,
-            replica=WaitingReplica(rank, 0, Channel(left), (0, 0), ()),
+            replica=ForkedReplica(rank, 0, Channel(left), (0, 0), ()),
             pidfd=0,
             started_at=0.0,
             log=Log(tmp_path / str(rank), pytest.fail),

@@ -13,7 +13,7 @@ import pytest
 
 from elasticrun.launcher import processes
 from elasticrun.launcher.event_loop import EventLoop
-from elasticrun.launcher.forks.waiting import WaitingReplica
+from elasticrun.launcher.forks.waiting import ForkedReplica
 from elasticrun.launcher.options import NodeSettings, Options, Program, Replicas
 from elasticrun.launcher.supervisor import successors
 from elasticrun.launcher.supervisor.generation import NO_IMPORTS
@@ -31,7 +31,7 @@ class Stage:
     def __init__(self, folder: Path, **given: Any) -> None:
         self.loop = EventLoop()
         self.said: list[str] = []
-        self.asked: list[tuple[int, Callable[[list[WaitingReplica]], None]]] = []
+        self.asked: list[tuple[int, Callable[[list[ForkedReplica]], None]]] = []
         self.ends: list[Channel] = []
         self.writers: list[int] = []
         options = Options(
@@ -48,7 +48,7 @@ class Stage:
         self.reports = ReplicaReports(console, CrashHistory(3, newest_at_start=0))
         starter: Any = SimpleNamespace(
             fork=lambda size, on_forked: self.asked.append((size, on_forked)),
-            note_running=lambda pids: None,
+            tell_groups=lambda pids: None,
         )
         self.stops: list[str] = []  # Of the generation that runs.
         self.successors = Successors(
@@ -96,7 +96,7 @@ class Stage:
             self.ends.append(Channel(other))
             out, err = outputs
             pid = 2**22 + 10 + rank
-            forked.append(WaitingReplica(rank, pid, Channel(own), (out, err), (1,)))
+            forked.append(ForkedReplica(rank, pid, Channel(own), (out, err), (1,)))
         on_forked(forked)
 
     def wait(self) -> None:

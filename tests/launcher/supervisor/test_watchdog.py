@@ -14,7 +14,7 @@ import pytest
 
 from elasticrun.launcher import event_loop
 from elasticrun.launcher.event_loop import EventLoop
-from elasticrun.launcher.forks.waiting import WaitingReplica
+from elasticrun.launcher.forks.waiting import ForkedReplica
 from elasticrun.launcher.replica.reporter import DUMP_SIGNAL
 from elasticrun.launcher.supervisor import generation, watchdog
 from elasticrun.launcher.supervisor.generation import Generation
@@ -72,7 +72,7 @@ class World:
         self.pass_time(0.5)
         return not self.generation.running
 
-    def _start(self, rank: int, stack: ExitStack) -> WaitingReplica:
+    def _start(self, rank: int, stack: ExitStack) -> ForkedReplica:
         process = subprocess.Popen(
             ["sh", "-c", IDLE], stdout=subprocess.PIPE, start_new_session=True
         )
@@ -85,7 +85,7 @@ class World:
         (out, unused), (err, written) = os.pipe(), os.pipe()
         os.close(unused)
         self.outputs.append(written)
-        return WaitingReplica(rank, process.pid, Channel(own), (out, err), ())
+        return ForkedReplica(rank, process.pid, Channel(own), (out, err), ())
 
     def monotonic(self) -> float:
         return self.now

@@ -33,7 +33,7 @@ class NoMemoryLeftError(MemoryError):
     """There is not enough memory to capture everything."""
 
 
-class Memory:
+class CaptureBuffers:
     """Keeps the content of captured files until it is on the disk.
 
     Filled in the training thread, while training waits; read in the writer's. One save

@@ -17,13 +17,13 @@ from elasticrun.checkpoint.states.state import (
     RANKS_A_FILE,
     BaseState,
     SavedFiles,
-    gathered_file_name,
+    per_rank_file_name,
     replica_file_name,
 )
 from elasticrun.checkpoint.states.values import load_values, save_values
 
 
-class GatheredState(BaseState):
+class PerRankState(BaseState):
     """A state of which each rank has its own, of some kilobytes."""
 
     is_per_replica = True
@@ -39,7 +39,7 @@ class GatheredState(BaseState):
         return buffer.getvalue()
 
     def file_name(self, rank: int) -> str:
-        return gathered_file_name(self.name, rank)
+        return per_rank_file_name(self.name, rank)
 
     def load_from(self, checkpoint: SavedFiles, rank: int) -> bool:
         """Load what the rank has saved, or derive it; return whether one was done."""
@@ -65,7 +65,7 @@ class GatheredState(BaseState):
             return parts_of(load_values(file))
 
 
-def write_gathered(
+def write_per_rank(
     draft: Draft,
     name: str,
     fetch: Callable[[range], Mapping[int, bytes]],
@@ -77,7 +77,7 @@ def write_gathered(
     for first in range(0, world_size, RANKS_A_FILE):
         ranks = range(first, min(first + RANKS_A_FILE, world_size))
         save = partial(save_values, dict(fetch(ranks)))
-        records.append(draft.write(gathered_file_name(name, first), save))
+        records.append(draft.write(per_rank_file_name(name, first), save))
     return records
 
 

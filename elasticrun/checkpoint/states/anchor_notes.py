@@ -23,7 +23,7 @@ def exact(form: Any) -> bytes:
     return marshal.dumps(form, 2)  # Later versions tell which objects are the same.
 
 
-class Noted:
+class AnchorNotes:
     """What was noted at the places of an epoch, or outside of epochs, by names.
 
     Above 1,000 places or 16 MB nothing at all is noted.
