@@ -168,7 +168,11 @@ class JobStatus:
             "samples_per_second": self._pace.rate if report else None,
             "unit": unit_of(report, "sample"),
             "last_output": supervisor.reports.last_output,
-            "seconds_since_output": time.time() - supervisor.reports.last_output_at,
+            "seconds_since_output": (
+                time.time() - supervisor.reports.last_output_at
+                if supervisor.reports.last_output
+                else None
+            ),
             "checkpoint": checkpoint,
             "failed_saves": report.get("failed_saves", 0),
             "seconds_since_checkpoint": (

@@ -105,6 +105,7 @@ def test_a_job_that_goes_on_has_its_checkpoint_before_it_trains(
     assert book_of(leaders, tmp_path).status()["checkpoint"] is None
     status = book_of(leaders, tmp_path, newest=7).status()
     assert (status["checkpoint"], status["seconds_since_checkpoint"]) == (7, None)
+    assert (status["last_output"], status["seconds_since_output"]) == ("", None)
     (saved,) = re.findall("  checkpoint   .*", render([status]))
     assert saved == f"  checkpoint   7, in {tmp_path}"
 
