@@ -49,12 +49,6 @@ class Position:
         """What orders two positions, but for the index within a loop."""
         return (self.finished_epochs, self.finished_loops, self.in_epoch)
 
-    def at(self, index: int) -> Position:
-        """Return the same place at another index; at each boundary, so in a hurry."""
-        made = object.__new__(Position)
-        vars(made).update(vars(self), index=index)
-        return made
-
     def encode(self) -> dict[str, Any]:
         """Return the position as plain values for a manifest."""
         return {**vars(self), "breaks": [list(pair) for pair in self.breaks]}

@@ -401,7 +401,7 @@ class Job:
         """
         if self.boundary.exit_code is not None:
             self.boundary.check_not_stopped()
-        if not self.progress.num_begun_loops:
+        if not self._generators.begun:
             self._generators.begin()
         was_replaying = self.progress.is_replaying
         position = self.progress.begin_loop(loader.name, start=start)
@@ -463,7 +463,8 @@ class Job:
 
     def skip_epochs(self, limit: int) -> int:
         """Walk past epochs that were finished before the restart; see `Progress`."""
-        self._generators.begin()
+        if not self._generators.begun:
+            self._generators.begin()
         place = self.progress.place
         epoch = self.progress.skip_epochs(limit)
         if self.progress.is_done_already:

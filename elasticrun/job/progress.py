@@ -46,7 +46,11 @@ class Progress:
     def position(self) -> Position:
         """The position to save; during replay still the one to resume at."""
         resume = self._resume  # Read once: other threads ask, too.
-        return self._here.at(self.index) if resume is None else resume
+        if resume is not None:
+            return resume
+        here = object.__new__(Position)  # At each boundary: `replace` takes 1 us.
+        vars(here).update(vars(self._here), index=self.index)
+        return here
 
     @property
     def is_replaying(self) -> bool:

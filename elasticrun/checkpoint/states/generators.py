@@ -55,6 +55,7 @@ class Generators(PerRankState):
     Attributes:
         are_alike: As given.
         seen: What the last look has returned.
+        begun: How the program has seeded them; empty before its first epoch or loop.
     """
 
     def __init__(self, device: torch.device, *, are_alike: bool = False) -> None:
@@ -63,7 +64,7 @@ class Generators(PerRankState):
         self.are_alike = are_alike
         self._loaded: dict[str, Any] | None = None
         self._seed: int | None = None
-        self._begun: dict[str, int] = {}  # How the program has seeded them.
+        self.begun: dict[str, int] = {}
         self._alike: dict[str, Any] = {}  # What a rank that derives takes over,
         self._if_begun: dict[str, int] | None = None  # if it has begun so, too.
         self._glance = _Glance()
@@ -114,13 +115,12 @@ class Generators(PerRankState):
 
     def _anchors(self, *most_bytes: int) -> dict[str, Any]:
         encoded = {key: each.encode(*most_bytes) for key, each in self.noted.items()}
-        return {"anchors": encoded, "begun": self._begun}
+        return {"anchors": encoded, "begun": self.begun}
 
     def begin(self) -> None:
-        """Note, once, what they are where the program's first epoch or loop begins."""
-        if not self._begun:
-            now = capture(self._device)
-            self._begun = {name: _digest(state) for name, state in now.items()}
+        """Note what they are where the program's first epoch or loop begins."""
+        now = capture(self._device)
+        self.begun = {name: _digest(state) for name, state in now.items()}
 
     def note(self, place: Place) -> None:
         """Note the generators at an anchor of the program: see `ReplayedStates`."""
@@ -157,13 +157,13 @@ class Generators(PerRankState):
             self._load_noted(anchors)
 
     def remember(self) -> Callable[[], None]:
-        packed, begun = self.look(), self._begun
+        packed, begun = self.look(), self.begun
         back = [noted.remember() for noted in self.noted.values()]
 
         def put_back() -> None:
             if packed is not None:  # Else what is yet to be restored stays as it is.
                 _apply_all(_values_of(packed), self._device)
-                self._begun = begun
+                self.begun = begun
                 for each in back:
                     each()
 
@@ -185,7 +185,7 @@ class Generators(PerRankState):
         elif self._seed is not None:
             alike, begun = self._alike, self._if_begun
             if begun is not None:  # The program may give each rank a seed of its own.
-                own = self._begun.items() & begun.items()
+                own = self.begun.items() & begun.items()
                 alike = {name: alike[name] for name in alike.keys() & dict(own)}
             seed_all(self._seed)
             _apply_all({**capture(self._device), **alike}, self._device)
