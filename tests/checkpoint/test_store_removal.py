@@ -260,10 +260,10 @@ def test_one_that_somebody_else_removes_is_no_damage(
     older, newer = save(store), save(store)
     open_checked = durable.open_checked
 
-    def remove_first(path: Path, record: FileRecord) -> BinaryIO:
+    def remove_first(path: Path, record: FileRecord, *, is_read: bool) -> BinaryIO:
         if newer.path.is_dir():
             store.storage.remove(newer.path.name)
-        return open_checked(path, record)
+        return open_checked(path, record, is_read=is_read)
 
     monkeypatch.setattr(durable, "open_checked", remove_first)
     assert store.find_newest() == older

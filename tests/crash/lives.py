@@ -6,7 +6,7 @@ from pathlib import Path
 
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.files import durable
-from elasticrun.checkpoint.files.capture_buffers import Memory, start_checksums
+from elasticrun.checkpoint.files.capture_buffers import CaptureBuffers, start_checksums
 from elasticrun.checkpoint.store import CheckpointStore
 from tests.support.stores import manifest
 
@@ -34,7 +34,7 @@ def save(store: CheckpointStore, *, generation: int, carry: Checkpoint | None) -
     """Save as a job does: `model` from memory, the others by writing themselves."""
     draft = store.begin(store.next_number())
     contents = states(draft.number)
-    model = Memory().capture(lambda file: file.write(contents["model"]))
+    model = CaptureBuffers().capture(lambda file: file.write(contents["model"]))
     start_checksums([model])
     try:
         records = [

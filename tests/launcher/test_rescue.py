@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from elasticrun.checkpoint.events import read_events
-from elasticrun.report.command import History
+from elasticrun.report.command import Timeline
 from elasticrun.testing import read_trace
 from tests.launcher.running import (
     LEISURELY,
@@ -111,7 +111,7 @@ def test_whoever_dies_wherever_nothing_is_trained_twice(
     assert "after the death of" not in job.events  # The crash says who saved.
     rescue = stage.committed()[-2]["rescue"]
     assert rescue == "by rank 1 after the death of rank 0"
-    history = History(read_events(stage.checkpoints))
+    history = Timeline(read_events(stage.checkpoints))
     saved = [each["rescue"] for each in history.checkpoints if each["rescue"]]
     assert len(saved) == len(history.crashes) == len(deaths)
     # As the report counts it, too: of validation 50 samples may come again.

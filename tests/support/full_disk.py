@@ -20,7 +20,7 @@ def no_space() -> OSError:
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def fail_for_space(*_: object) -> NoReturn:
+def fail_for_space(*_: object, **__: object) -> NoReturn:
     """Do what a call does on a disk that is full."""
     raise no_space()
 

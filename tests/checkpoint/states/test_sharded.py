@@ -32,6 +32,7 @@ from elasticrun.checkpoint.states.dtensors import (
 from elasticrun.checkpoint.states.shards import SavedState
 from elasticrun.checkpoint.states.stateful import StatefulState, local_shard
 from elasticrun.checkpoint.states.values import load_values
+from elasticrun.job.current import current_job
 from elasticrun.testing import Job
 from tests.checkpoint.inspection.running import run
 from tests.support.generations import run_once
@@ -393,7 +394,7 @@ def test_without_memory_for_all_the_shards_are_written_to_the_file(
         register(model=net)
         kept = [own.detach().clone() for own in map(local_shard, net.parameters())]
         Variables(big=torch.zeros(20 << 20))  # More than one chunk of memory.
-        save_all_states()
+        current_job().boundary.save(is_awaited=False)
         return kept
 
     with monkeypatch.context() as patch:
