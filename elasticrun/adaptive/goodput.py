@@ -16,7 +16,7 @@ from elasticrun.adaptive.step_time import StepTime, TimedSteps, fit, seconds_of
 _MOST_SIZES = 1 << 17  # More are looked at one in several, a ten-thousandth apart.
 _LEAST_GAIN = 1.05  # Less would not make up for a change of the learning rate.
 _MOST_GROWTH = 2  # In one change: the model knows little of what is much larger.
-_MOST_TIMED = 6  # BatchSplit from which on the model is trusted.
+_MOST_TIMED = 6  # Shares from which on the model is trusted.
 
 
 class Choice(NamedTuple):

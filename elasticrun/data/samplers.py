@@ -233,7 +233,7 @@ class ElasticSampler(Sampler[int]):
     All ranks get equally many: at the end, samples from the start of the order are
     repeated, fewer than R of them, or with `drop_last` the remainder is left out.
 
-    CaptureBuffers, and the time to continue, do not grow with the data set.
+    Memory, and the time to continue, do not grow with the data set.
 
     Args:
         dataset: Anything with a length; its samples are not read here.

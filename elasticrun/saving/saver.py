@@ -5,7 +5,7 @@ in brackets, the thread.
 
     finish     the save before ends, if it is in flight                [training]
     sync       each state asks the other replicas for what it needs    [training]
-    capture    each copies its states into memory                      [training]
+    capture    each copies its states into memory, but not if awaited   [training]
     begin      rank 0 makes a draft, a directory without a manifest    [writer]
     write      each writes its files there, and reports them to rank 0 [writer]
     commit     rank 0 has all reports, and writes the manifest: with
