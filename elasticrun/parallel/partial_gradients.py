@@ -307,6 +307,8 @@ class PartialGradients:
             if self._is_in_pass or (self.has_hidden and each.has_stand_in):
                 each.parameter.grad = None
         self.has_hidden = self._is_in_pass = False
+        if self._virtual is not None:
+            self._virtual.tree.drop()
 
     def _of(self, parameters: Iterable[Tensor]) -> Iterator[HeldGradient]:
         """Yield what is held of those parameters that are the module's."""

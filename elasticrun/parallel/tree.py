@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from elasticrun.data.order.shares import partition
+from elasticrun.errors import ElasticRunError
 
 
 class TreeSum:
@@ -145,6 +146,13 @@ class TreeReduction:
         """Prepare a backward pass behind which gradients are asked for."""
         if len(self._runs) == 1:
             return
+        if self._num_sent:
+            raise ElasticRunError(
+                "another backward pass began after one had ended in an exception, in a "
+                "job with virtual_replicas. Gradients of that one are with the other "
+                "processes by now, and cannot be taken back. Let the exception end the "
+                "process: the job goes on from the batch before."
+            )
         kinds = [
             (each.dtype, each.device) if each.requires_grad else None
             for each in self._parameters
@@ -154,6 +162,10 @@ class TreeReduction:
             self._fill_buckets()
         self._num_awaited = [len(bucket.numbers) for bucket in self._buckets]
         self._num_sent, self._is_late = 0, False
+
+    def drop(self) -> None:
+        """Forget what was sent in a global batch that was left out."""
+        self._num_sent = 0
 
     def send_ready(self, number: int, sum_of: SumOf) -> None:
         """Send the buckets that are complete once a parameter has its gradient."""
@@ -178,9 +190,10 @@ class TreeReduction:
             totals = {number: own.total() for number, own in sums.items() if own}
         else:
             totals, was_late = self._received(sum_of)
+            self._num_sent, self._is_late = 0, False
             if was_late:  # Some process has added to what it had sent.
-                self._num_sent, self._is_late = 0, False
                 totals, _ = self._received(sum_of)
+                self._num_sent = 0
         # In memory of their own that is laid out as the parameter, as autograd has it:
         # a norm adds in the order in which numbers lie there.
         if not totals:
@@ -313,7 +326,8 @@ class _Bucket:
                 tree.add(share, value)
         own = tree.total().contiguous()
         self._whole = own.new_empty(len(self._nodes) * self._slice)
-        self._work = dist.all_gather_into_tensor(self._whole, own, async_op=True)
+        slices = [*self._whole.chunk(len(self._nodes))]
+        self._work = dist.all_gather(slices, own, async_op=True)
 
     def totals(self) -> tuple[dict[int, Tensor], bool]:
         """Return the totals of what any share has, and whether one came late."""

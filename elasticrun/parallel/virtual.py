@@ -137,8 +137,8 @@ class VirtualReduction:
         """Return the mean gradients over the shares of all processes. Collective."""
         if not self._is_alone:
             self._job.in_step.num_reductions += 1
-        self._buffers.send()
         means = self.tree.means(sum_of)
+        self._buffers.send()  # Behind the last bucket: each has sent as many by now.
         if not self._is_alone and self._job.rescue is not None:
             self._job.rescue.count_reduction()
         return means

@@ -80,6 +80,17 @@ class Drift(nn.Module):
         return y
 
 
+class Branch(nn.Module):
+    """Has one of two layers take part, by the samples of the share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.one if x[0, 0] > 0 else self.two)(x)
+
+
 def network(*, width: int = 16) -> nn.Module:
     return nn.Sequential(
         nn.Linear(8, width),
@@ -102,7 +113,7 @@ def classify(
     num_workers: int, at_batch: Callable[[int, int], None]
 ) -> tuple[str, list[Any]]:
     """Train with augmentation, dropout, BatchNorm, a scheduler and clipping."""
-    net = nn.Sequential(Drift(), nn.BatchNorm1d(8), network())
+    net = nn.Sequential(Drift(), nn.BatchNorm1d(8), Branch(), network())
     optimizer = Noise(net.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
     # In buckets so small that some go out before the backward pass has ended.
