@@ -485,10 +485,10 @@ def open_shared(path: Path) -> io.FileIO:
     return io.FileIO(open_plain(str(path), flags), "r+")
 
 
-def open_private(path: Path) -> io.BufferedRandom:
-    """Open a file of this user alone for reading and writing; it may be new."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-    return open(open_plain(str(path), flags, 0o600), "r+b")
+def open_anew(path: Path) -> io.BufferedRandom:
+    """Open a new file in the place of what is there, which may be open elsewhere."""
+    path.unlink(missing_ok=True)
+    return open(path, "x+b")
 
 
 def overwrite(file: io.FileIO, data: bytes) -> None:

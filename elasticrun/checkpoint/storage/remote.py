@@ -6,6 +6,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import socket
 import tempfile
 import time
 import zlib
@@ -162,20 +163,29 @@ class RemoteStorage(Storage):
         # What all replicas load this one will load, too; not the shards of others.
         if self._downloads is not None and state_of_file(record.name) == record.name:
             blocks = partial(self._checked_blocks, folder, record)
-            self._downloads.open(folder, record, blocks, is_anew=True).close()
-            return
+            file = self._downloads.open(folder, record, blocks, is_anew=True)
+            if file is not None:
+                file.close()
+                return
         for _ in self._checked_blocks(folder, record):
             pass
 
     def open_checked(self, folder: str, record: FileRecord) -> BinaryIO:
         blocks = partial(self._checked_blocks, folder, record)
         if self._downloads is not None:
-            return self._downloads.open(folder, record, blocks)
-        with ExitStack() as closed_on_error:
-            file = closed_on_error.enter_context(tempfile.TemporaryFile())
-            file.writelines(blocks())
-            file.seek(0)
-            closed_on_error.pop_all()
+            shared = self._downloads.open(folder, record, blocks)
+            if shared is not None:
+                return shared
+        try:
+            with ExitStack() as closed_on_error:
+                file = closed_on_error.enter_context(tempfile.TemporaryFile())
+                file.writelines(blocks())
+                file.seek(0)
+                closed_on_error.pop_all()
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                error.filename = tempfile.gettempdir()  # Not the store is full.
+            raise
         return cast(BinaryIO, file)
 
     def _forget_downloads(self) -> None:
@@ -211,16 +221,17 @@ class Downloads:
     """Objects in files of this machine, which its replicas share: each is read once.
 
     1. Whoever needs an object looks for its file, and checks that.
-    2. If there is none, it locks a temporary file; the others wait for the lock.
-    3. It downloads and checks the object, and gives the file its name.
+    2. If there is none, it locks another one; the others wait for that.
+    3. It downloads and checks the object in a new file, and gives that its name.
 
     What a killed job leaves serves the next start, or goes if that needs another
     checkpoint.
     """
 
     def __init__(self, place: RemotePath) -> None:
-        digest = hashlib.sha256(str(place).encode()).hexdigest()[:16]
-        self._prefix = f"elasticrun-{os.geteuid()}-{digest}."
+        # Hosts may share the directory, but not their locks.
+        text = f"{socket.gethostname()} {place}"
+        self._prefix = f"{hashlib.sha256(text.encode()).hexdigest()[:16]}."
         self._folder: str | None = None  # Of what was opened last.
 
     def open(
@@ -230,8 +241,8 @@ class Downloads:
         blocks: Callable[[], Iterator[bytes]],
         *,
         is_anew: bool = False,
-    ) -> BinaryIO:
-        """Open an object's file for reading.
+    ) -> BinaryIO | None:
+        """Open an object's file for reading; None if this machine cannot keep one.
 
         Args:
             blocks: Downloads the object piece by piece, and checks it.
@@ -241,15 +252,16 @@ class Downloads:
         if folder != self._folder:
             self._remove(but=stem)
             self._folder = folder
-        path = Path(tempfile.gettempdir(), f"{stem}{record.name}")
         wanted = None if is_anew else record
-        try:
-            return _open_or_download(path, wanted, blocks)
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
+        for _ in range(2):
+            try:
+                path = _own_directory() / f"{stem}{record.name}"
+                return _open_or_download(path, wanted, blocks)
+            except StoreUnreachableError:
                 raise
-        self._remove()  # There may be room for this one alone.
-        return _open_or_download(path, wanted, blocks)
+            except (OSError, ValueError):
+                self._remove()  # There may be room for this one alone.
+        return None
 
     def clear(self) -> None:
         """Remove the files; whoever has one open may read on."""
@@ -258,9 +270,21 @@ class Downloads:
             self._folder = None
 
     def _remove(self, *, but: str = "/") -> None:
-        for path in Path(tempfile.gettempdir()).glob(f"{self._prefix}*"):
-            if not path.name.startswith(but):
-                path.unlink(missing_ok=True)
+        with suppress(OSError):
+            for path in _own_directory().glob(f"{self._prefix}*"):
+                if not path.name.startswith(but):
+                    path.unlink(missing_ok=True)
+
+
+def _own_directory() -> Path:
+    """Return a directory in which no other user can put a file or a link."""
+    path = Path(tempfile.gettempdir(), f"elasticrun-{os.geteuid()}")
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    status = path.lstat()  # A link has all bits set.
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise PermissionError(f"{path} is not a directory of this user alone.")
+    return path
 
 
 def _open_or_download(
@@ -271,21 +295,22 @@ def _open_or_download(
         with suppress(DamagedFileError):
             return durable.open_checked(path, wanted)
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    with ExitStack() as closed_on_error:
-        file = closed_on_error.enter_context(durable.open_private(temporary))
-        fcntl.flock(file, fcntl.LOCK_EX)
-        # Explicitly, since a forked worker that has the file open would keep the lock.
-        closed_on_error.callback(fcntl.flock, file, fcntl.LOCK_UN)
+    with ExitStack() as stack:
+        lock = stack.enter_context(durable.open_shared(Path(f"{path}.lock")))
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        # Explicitly, since a worker forked meanwhile would keep the lock.
+        stack.callback(fcntl.flock, lock, fcntl.LOCK_UN)
         if wanted is not None:
             with suppress(DamagedFileError):  # Another replica has been faster.
                 return durable.open_checked(path, wanted)
-        file.truncate()
-        file.writelines(blocks())
-        file.seek(0)
-        with suppress(FileNotFoundError):  # A save has begun, and removed it.
-            durable.move_over(temporary, path)
-        fcntl.flock(file, fcntl.LOCK_UN)
-        closed_on_error.pop_all()
+        with ExitStack() as on_error:
+            on_error.callback(temporary.unlink, missing_ok=True)
+            file = on_error.enter_context(durable.open_anew(temporary))
+            file.writelines(blocks())
+            file.seek(0)
+            with suppress(FileNotFoundError):  # A save has begun, and removed it.
+                durable.move_over(temporary, path)
+            on_error.pop_all()
     return file
 
 
