@@ -128,10 +128,8 @@ class CheckpointStore:
                 ):  # It was removed while it was read.
                     continue
                 self._bad_numbers.add(number)
-                if self.storage.is_unforced(name):
-                    _warn(f"{name} is skipped: {error} {_LOST_POWER}")
-                    continue
-                damaged[name] = str(error)
+                is_unforced = self.storage.is_unforced(name)
+                damaged[name] = f"{error} {_LOST_POWER}" if is_unforced else str(error)
             else:
                 _warn_damaged(damaged, found=name)
                 return checkpoint

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -162,12 +162,18 @@ def newest_checkpoint(place: Place) -> int:
     return next((number for number in numbers if is_committed(storage, number)), 0)
 
 
-def force_newest(directory: Path) -> None:
-    """Force the newest checkpoint to the disk if it was left to replicas to come."""
+def force_newest(directory: Path, say: Callable[[str], object]) -> None:
+    """Force the newest checkpoint to the disk if it was left to replicas to come.
+
+    Args:
+        say: Told before, for that may take long. Whoever is killed meanwhile leaves it
+            to the next start.
+    """
     storage, newest = storage_at(directory), newest_checkpoint(directory)
     name = checkpoint_name(newest)
     with contextlib.suppress(OSError, CheckpointError):  # The next start finds out.
         if newest and storage.is_unforced(name):
+            say(f"forcing checkpoint {newest} to the disk")
             storage.force(name, read_checkpoint(storage, newest).names())
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
-
+FOLLOWED_BY = "ELASTICRUN_LAUNCHER_PID"  # Set if it starts replicas here alone.
 _STEP = "SLURM_STEP"  # Only within `read_environment`.
 _FIRST_PORT = 10_000
 _NUM_PORTS = 20_000
@@ -24,6 +24,8 @@ class Environment:
         master_address: Host of the store that the launcher names, or None.
         has_agent_store: Whether an agent (torchrun) already serves a store there.
         step: What tells these replicas from those of others who took the same port.
+        is_followed_here: Whether elasticrun's launcher has started this replica, and
+            starts those that go on after its end on this machine, too.
     """
 
     rank: int = 0
@@ -34,6 +36,7 @@ class Environment:
     master_port: int | None = None
     has_agent_store: bool = False
     step: str = ""
+    is_followed_here: bool = False
 
 
 def variables() -> Mapping[str, str]:
@@ -70,6 +73,8 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         master_port=_integer(variables, "MASTER_PORT", default=0, least=1) or None,
         has_agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         step=variables.get(_STEP, ""),
+        # What a replica starts inherits the variable, and may be a job of its own.
+        is_followed_here=variables.get(FOLLOWED_BY) == str(os.getppid()),
     )
 
 

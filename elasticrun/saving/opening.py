@@ -39,11 +39,13 @@ class Start:
 
     Attributes:
         newest: The checkpoint to resume from, or None.
+        is_unforced: Whether that is yet to be forced to the disk; as rank 0 has it.
     """
 
     generation: int = 0
     number: int = 1
     newest: Checkpoint | None = None
+    is_unforced: bool = False
 
     @property
     def position(self) -> Position | None:
@@ -101,7 +103,12 @@ def _begin_on_rank_0(checkpoints: CheckpointStore, exchange: Exchange) -> Start:
             newest = find_newest()
             checkpoints.remove_uncommitted()
             generation = checkpoints.next_generation()
-            start = Start(generation, checkpoints.next_number(), newest)
+            start = Start(
+                generation,
+                checkpoints.next_number(),
+                newest,
+                is_unforced=newest is not None and checkpoints.is_unforced(newest),
+            )
             highest = checkpoints.newest_number()
         except StoreUnreachableError as error:
             raise CheckpointError(

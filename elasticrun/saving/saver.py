@@ -19,8 +19,8 @@ boundary after its end *settles* it, that is, concludes it. An *awaited* save is
 in the training thread, without a copy, and so is one that does not fit into memory. One
 that is *left* to successors on this machine is committed without being forced to the
 disk: they read it from the memory that the system has it in, and once they train, their
-rank 0 forces it, as a save in flight. So is one that a replica makes alone, if all are
-on a machine.
+rank 0 forces it, as a save in flight. So is one that a replica makes alone, if the
+launcher will start others here.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ class SaveInFlight(threading.Thread):
     Args:
         write: Writes the checkpoint, and returns it, or why it could not be written.
         on_end: Called in the thread when there is an outcome, unless it was given up.
+        is_saving: Whether it writes; else it forces to the disk what was left.
 
     Attributes:
         outcome: What `write` returned or raised, once it has.
@@ -93,10 +94,12 @@ class SaveInFlight(threading.Thread):
         write: Callable[[], Checkpoint | str],
         *,
         on_end: Callable[[], object],
+        is_saving: bool,
     ) -> None:
         super().__init__(name="elasticrun-writer", daemon=True)
         self.number = number
         self.states = states
+        self.is_saving = is_saving
         self.outcome: SaveOutcome | None = None
         self._write = write
         self._on_end = on_end
@@ -177,9 +180,8 @@ class Saver:
         self._start = start
         self._has_hinted = False
         self._is_saving = False
-        self._to_force = start.newest if self._rank == 0 else None
-        where = membership.environment
-        self._is_on_one_machine = where.local_world_size == where.world_size
+        self._to_force = start.newest if start.is_unforced else None
+        self._is_followed_here = membership.environment.is_followed_here
         self._asked_at = 0.0
         self._paused: float | None = None  # Of a save in flight.
         self._flight: SaveInFlight | None = None
@@ -257,11 +259,17 @@ class Saver:
         number: int,
         states: Sequence[BaseState],
         write: Callable[[Exchange], Checkpoint | str],
+        *,
+        is_saving: bool = True,
     ) -> bool:
         """Begin to write in a thread; return whether there could be one."""
         exchange = self._exchange_in_flight
         flight = SaveInFlight(
-            number, states, partial(write, exchange), on_end=self.on_end
+            number,
+            states,
+            partial(write, exchange),
+            on_end=self.on_end,
+            is_saving=is_saving,
         )
         exchange.given_up = flight.given_up
         self._paused = time.perf_counter() - self._asked_at
@@ -280,9 +288,11 @@ class Saver:
         end.
         """
         left, self._to_force = self._to_force, None
-        if left is None or not self._checkpoints.is_unforced(left):
+        if left is None:
             return
-        if not self._start_flight(left.number, (), lambda _: self._writer.force(left)):
+        if not self._start_flight(
+            left.number, (), lambda _: self._writer.force(left), is_saving=False
+        ):
             self._writer.force(left)
 
     def _write(
@@ -407,10 +417,17 @@ class Saver:
             flight.given_up.set()
             self._flight, self._given_up = None, flight
             self.has_failed = True
+            if flight.is_saving:
+                raise AgreementError(
+                    f"the save of checkpoint {flight.number}, which had begun before, "
+                    f"did not end within {timeout:g} s. The disk may hang, or another "
+                    "replica; look at their logs. The checkpoint before it is "
+                    "untouched."
+                )
             raise AgreementError(
-                f"the save of checkpoint {flight.number}, which had begun before, did "
-                f"not end within {timeout:g} s. The disk may hang, or another replica; "
-                "look at their logs. The checkpoint before it is untouched."
+                f"checkpoint {flight.number}, from which this generation has resumed, "
+                f"could not be forced to the disk within {timeout:g} s. The disk may "
+                "hang. The checkpoint is whole, but a power cut may cost it."
             )
         self.settle()
 
@@ -447,7 +464,7 @@ class Saver:
         capture = capturer.capture(self._take_number(), position, newest)
         self.on_captured(position)
         self.newest = self._writer.write_alone(
-            capture, newest, gathered, why=why, is_forced=not self._is_on_one_machine
+            capture, newest, gathered, why=why, is_forced=not self._is_followed_here
         )
         seconds = time.perf_counter() - begun
         self.on_committed(self.newest, seconds, seconds)

@@ -10,12 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.files import durable
 from elasticrun.checkpoint.files.durable import DamagedFileError, FileRecord
+from elasticrun.checkpoint.storage.place import UNFORCED_NAME
 from elasticrun.checkpoint.store import CheckpointStore
 from elasticrun.errors import CheckpointError, CheckpointWarning
 from tests.support.places import Content, make_place
@@ -369,6 +372,8 @@ def test_no_warning_comes_from_a_healthy_life(store: CheckpointStore) -> None:
 
 # Left to successors, which read it from this machine's memory
 
+WITHOUT_MARK = "without the mark"
+
 
 def leave(store: CheckpointStore, states: dict[str, bytes]) -> Checkpoint:
     """Save what nobody has forced to the disk, under another launcher."""
@@ -389,7 +394,12 @@ def test_a_power_cut_takes_at_most_what_was_left(
     assert load(store.find_newest()) == STATES
     content = Content(left.path)
     content.write(name, bytes(len(content.read(name))))
-    with pytest.warns(CheckpointWarning, match="machine went down before it was on th"):
+    text = r"The machine went down before it was on the disk\."
+    if older is None:
+        with pytest.raises(CheckpointError, match=f"is good:\n.*{text}\nStarting at"):
+            store.find_newest()
+        return
+    with pytest.warns(CheckpointWarning, match=f"{text} The job resumes from checkpo"):
         assert store.find_newest() == older
     again = save(store, {"model": b"again"})  # The job goes on, and all is well.
     assert store.find_newest() == again
@@ -404,12 +414,13 @@ def test_what_was_left_and_then_forced_is_a_checkpoint_like_others(
 
     def note(descriptor: int) -> None:
         forced.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
-        assert local_store.is_unforced(left)
+        if not local_store.is_unforced(left):
+            forced.append(WITHOUT_MARK)
 
     with mock.patch.object(os, "fsync", note):
         local_store.force(left)
-    folders = [left.path.name, left.path.parent.name]
-    assert forced == [*STATES, "manifest.json", *folders]
+    folder, parent = left.path.name, left.path.parent.name
+    assert forced == [*STATES, "manifest.json", folder, parent, folder, WITHOUT_MARK]
     assert not local_store.is_unforced(left)
     Content(left.path).write("model", b"short")
     with pytest.raises(CheckpointError, match=r"is good:\n"):
@@ -428,3 +439,42 @@ def test_checksums_are_left_out_by_replicas_of_the_same_launcher_alone(
         pytest.raises(DamagedFileError, match="checksum"),
     ):
         left.open("model")
+
+
+@pytest.mark.parametrize("error", [psutil.NoSuchProcess(0), psutil.AccessDenied(1)])
+def test_replicas_that_cannot_see_their_launcher_save_and_trust_no_mark(
+    local_store: CheckpointStore, error: psutil.Error
+) -> None:
+    with mock.patch.object(psutil, "Process", side_effect=error):
+        draft = local_store.begin(1, is_forced=False)
+        left = draft.commit(manifest(1, *write_all(draft, STATES)))
+        assert Content(left.path).read(UNFORCED_NAME) == b""
+        assert load(local_store.find_newest()) == STATES
+        Content(left.path).write("model", b"parametres")
+        with pytest.raises(CheckpointError, match="checksum"):
+            local_store.find_newest()
+
+
+def test_what_was_killed_before_its_draft_was_named_is_removed(
+    local_store: CheckpointStore,
+) -> None:
+    with (
+        mock.patch.object(durable, "make_empty_file", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        local_store.begin(1, is_forced=False)
+    assert "checkpoint-00000001" in names(local_store)
+    local_store.remove_uncommitted()
+    assert "checkpoint-00000001" not in names(local_store)
+
+
+def test_a_file_that_has_become_a_link_cannot_be_forced(
+    local_store: CheckpointStore, tmp_path: Path
+) -> None:
+    left = leave(local_store, STATES)
+    model = Path(left.path) / "model"
+    model.rename(tmp_path / "model")
+    model.symlink_to(tmp_path / "model")
+    with pytest.raises(DamagedFileError, match="model is a link, not a plain file"):
+        local_store.force(left)
+    assert local_store.is_unforced(left)

@@ -30,9 +30,15 @@ def start(directory: Path) -> tuple[CheckpointStore, int, Checkpoint | None]:
         raise
 
 
-def save(store: CheckpointStore, *, generation: int, carry: Checkpoint | None) -> None:
+def save(
+    store: CheckpointStore,
+    *,
+    generation: int,
+    carry: Checkpoint | None,
+    is_forced: bool = True,
+) -> None:
     """Save as a job does: `model` from memory, the others by writing themselves."""
-    draft = store.begin(store.next_number())
+    draft = store.begin(store.next_number(), is_forced=is_forced)
     contents = states(draft.number)
     model = CaptureBuffers().capture(lambda file: file.write(contents["model"]))
     start_checksums([model])
@@ -52,10 +58,10 @@ def save(store: CheckpointStore, *, generation: int, carry: Checkpoint | None) -
     store.prune()
 
 
-def live(directory: Path) -> None:
+def live(directory: Path, *, is_forced: bool = True) -> None:
     store, generation, newest = start(directory)
     try:
-        save(store, generation=generation, carry=newest)
+        save(store, generation=generation, carry=newest, is_forced=is_forced)
     finally:
         store.release()
 

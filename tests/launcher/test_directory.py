@@ -59,13 +59,28 @@ def test_a_module_that_has_changed_is_not_finished(
 
 
 def test_what_was_left_to_replicas_that_never_came_is_forced(tmp_path: Path) -> None:
-    directory.force_newest(tmp_path)  # There is nothing.
+    said: list[str] = []
+    directory.force_newest(tmp_path, said.append)  # There is nothing.
     with acquired(tmp_path) as store:
         draft = store.begin(1, is_forced=False)
         left = draft.commit(manifest(1, *write_all(draft, STATES)))
         assert store.is_unforced(left)
-        directory.force_newest(tmp_path)
+        assert not said
+        directory.force_newest(tmp_path, said.append)
         assert not store.is_unforced(left)
+        directory.force_newest(tmp_path, said.append)
+        assert said == ["forcing checkpoint 1 to the disk"]
+
+
+def test_what_has_become_a_link_is_left_to_the_next_start(tmp_path: Path) -> None:
+    with acquired(tmp_path) as store:
+        draft = store.begin(1, is_forced=False)
+        left = draft.commit(manifest(1, *write_all(draft, STATES)))
+        model = Path(left.path) / "model"
+        model.rename(tmp_path / "model")
+        model.symlink_to(tmp_path / "model")
+        directory.force_newest(tmp_path, print)
+        assert store.is_unforced(left)
 
 
 def test_a_directory_in_use_is_not_moved(tmp_path: Path) -> None:

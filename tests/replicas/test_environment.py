@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,17 @@ def test_what_a_launcher_on_this_machine_sets_is_what_is_read() -> None:
     assert (environment.rank, environment.local_rank) == (2, 2)
     assert (environment.world_size, environment.local_world_size) == (3, 3)
     assert (environment.master_address, environment.master_port) == ("127.0.0.1", 4000)
+
+
+@pytest.mark.parametrize(
+    ("parent", "is_followed"), [(os.getppid(), True), (os.getpid(), False)]
+)
+def test_what_a_replica_starts_is_not_followed_as_it_is(
+    parent: int, is_followed: bool
+) -> None:
+    environment = read_environment({"ELASTICRUN_LAUNCHER_PID": str(parent)})
+    assert environment.is_followed_here is is_followed
+    assert not read_environment({}).is_followed_here
 
 
 TASK = {

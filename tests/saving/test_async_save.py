@@ -23,13 +23,17 @@ from elasticrun import (
     request_stop,
     save_all_states,
 )
+from elasticrun.checkpoint.files import durable
+from elasticrun.checkpoint.files.durable import StoreUnreachableError
+from elasticrun.checkpoint.storage.local import LocalStorage
 from elasticrun.checkpoint.storage.place import UNFORCED_NAME
 from elasticrun.errors import CheckpointWarning
 from elasticrun.replicas.agreement import Gate
+from elasticrun.replicas.environment import Environment
 from elasticrun.replicas.watcher import Watcher
 from elasticrun.saving.schedule import AutoInterval
 from elasticrun.testing import Job, Settings, use_job
-from tests.support.generations import Crash, generation, run_once
+from tests.support.generations import JOB, Crash, generation, run_once
 from tests.support.held import Held
 from tests.support.in_flight import (
     Text,
@@ -510,3 +514,50 @@ def test_a_disk_that_does_not_take_it_is_told_and_training_goes_on(
         run_once(follow, tmp_path, keep=1)
     assert not mark.exists()  # It has gone: the next one is on the disk.
     assert committed(tmp_path) == [3]
+
+
+def test_training_looks_for_no_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a look may fail for a moment, and nobody would be there to repeat it."""
+
+    def fail(*_: object) -> bool:
+        raise StoreUnreachableError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    def script() -> int:
+        monkeypatch.setattr(LocalStorage, "is_unforced", fail)
+        return len([*batches(4)])
+
+    run_once(save_all_states, tmp_path)
+    assert run_once(script, tmp_path) == 4
+
+
+def test_a_disk_that_hangs_over_what_was_left_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark, goes_on = leave(tmp_path), threading.Event()
+    monkeypatch.setattr(durable, "fsync_file", lambda _: goes_on.wait())
+    job = Job(settings=Settings.read({}, job=JOB, checkpoint_dir=tmp_path, grace=0.05))
+    text = "checkpoint 2, from which .* forced to the disk within 0.05 s"
+    with pytest.raises(ElasticRunError, match=text), use_job(job):
+        batches(8)
+    assert mark.exists()
+    goes_on.set()
+    wait_until(lambda: not is_writing())
+
+
+@pytest.mark.parametrize("is_followed", [True, False])
+def test_who_saves_alone_leaves_it_to_successors_that_will_come(
+    tmp_path: Path, is_followed: bool
+) -> None:
+    settings = Settings.read({}, job=JOB, checkpoint_dir=tmp_path)
+    with use_job(Job(Environment(is_followed_here=is_followed), settings)) as job:
+        assert job._saver is not None
+        made = job._saver.save_alone(
+            job.progress.position.encode(),
+            {"random": {0: b"as they were"}},
+            why="test",
+            is_owner=True,
+            timeout=5.0,
+        )
+        assert (Path(made.path) / UNFORCED_NAME).exists() is is_followed

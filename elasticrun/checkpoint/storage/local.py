@@ -14,6 +14,7 @@ from typing import BinaryIO, TypeVar
 from elasticrun.checkpoint.files import durable
 from elasticrun.checkpoint.files.durable import (
     Captured,
+    DamagedFileError,
     FileRecord,
     StoreUnreachableError,
 )
@@ -94,11 +95,11 @@ class LocalStorage(Storage):
     def is_draft(self, folder: str) -> bool:
         path = self.locate(folder)
         try:
-            # An empty one was just made, or is about to go.
+            # An empty one was just made, or is about to go; `begin` marks it first.
             names = _retry(lambda: os.listdir(path))
         except (FileNotFoundError, NotADirectoryError):
             return False
-        return not names or DRAFT_NAME in names
+        return not names or DRAFT_NAME in names or UNFORCED_NAME in names
 
     def join(self, folder: str) -> bool:
         return self.locate(folder).is_dir()
@@ -126,11 +127,15 @@ class LocalStorage(Storage):
 
     def force(self, folder: str, names: Iterable[str]) -> None:
         path = self.locate(folder)
-        for name in (*names, MANIFEST_NAME):
-            durable.fsync_file(path / name)
+        try:
+            for name in (*names, MANIFEST_NAME):
+                durable.fsync_file(path / name)
+        except ValueError as error:  # A link, or a file of another user.
+            raise DamagedFileError(str(error)) from error
         durable.fsync_directory(path)
         durable.fsync_directory(path.parent)
         os.unlink(path / UNFORCED_NAME)
+        durable.fsync_directory(path)  # Before those go that it lets do without.
 
     def _is_in_memory(self, folder: str) -> bool:
         """Return whether this replica's launcher has just had the folder written."""
@@ -138,6 +143,7 @@ class LocalStorage(Storage):
             data = self.read(folder, UNFORCED_NAME)
         except (FileNotFoundError, NotADirectoryError):
             return False
+        # Empty is what a power cut may leave of it.
         return data.startswith(b"%d " % os.getppid()) and data == _own_launcher()
 
     def remove(self, folder: str) -> None:
@@ -193,11 +199,18 @@ class LocalStorage(Storage):
 
 
 def _own_launcher() -> bytes:
-    """Return what names the launcher of this replica: no other one has had it."""
+    """Return what names the launcher of this replica: no other one has had it.
+
+    Nothing if it cannot be seen: in another container, or where /proc hides others.
+    """
     import psutil
 
-    launcher = psutil.Process(os.getppid())
-    return f"{launcher.pid} {launcher.create_time()} {socket.gethostname()}\n".encode()
+    try:
+        launcher = psutil.Process(os.getppid())
+        started = launcher.create_time()
+    except psutil.Error:
+        return b""
+    return f"{launcher.pid} {started} {socket.gethostname()}\n".encode()
 
 
 def _retry(look: Callable[[], _Found]) -> _Found:

@@ -10,7 +10,11 @@ from elasticrun.launcher import environment
 from elasticrun.launcher.forks.waiting import ForkedReplica
 from elasticrun.launcher.nodes.nodes import LOOPBACK, RoundPlan
 from elasticrun.launcher.options import Options
-from elasticrun.replicas.environment import GLOO_INTERFACE, torchrun_variables
+from elasticrun.replicas.environment import (
+    FOLLOWED_BY,
+    GLOO_INTERFACE,
+    torchrun_variables,
+)
 from elasticrun.replicas.wire import Message
 
 # What the number and the places of the other nodes decide.
@@ -112,6 +116,8 @@ def _variables(
     if round_.interface and GLOO_INTERFACE not in inherited:
         # Without it gloo takes the address that the machine's own name stands for.
         variables[GLOO_INTERFACE] = round_.interface
+    if options.nodes is None:
+        variables[FOLLOWED_BY] = str(os.getpid())
     if options.is_named:
         variables["ELASTICRUN_JOB"] = options.name
     return variables

@@ -148,12 +148,13 @@ class Supervisor:
         self._starter.close()
         if self.generation is not None:
             self.generation.kill()
-        if isinstance(self._place, Path) and not self._is_hurried:
-            directory.force_newest(self._place)
         self.nodes.close(is_hurried=self._is_hurried)
         processes.kill_children(
             but=self._strangers, patience=processes.CLEANING_SECONDS
         )
+        # Last, for a disk may hang.
+        if isinstance(self._place, Path) and not self._is_hurried:
+            directory.force_newest(self._place, self._console.event)
 
     def _reap(self) -> None:
         """Forget orphans that have ended, now and then; there may be any number."""
