@@ -48,7 +48,7 @@ logger = Logger(__name__)
 _NUM_FIRST = 8  # Samples by which data is known again.
 _MOST_BLOCKS = 1 << 17  # So many are dealt in some milliseconds.
 _UNEVEN = 1.2  # The largest share of a replica, over the mean one, that is not told.
-_BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
+_BRACES = re.compile(r"(?<!\[)\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -617,7 +617,7 @@ def paths_of(given: Paths) -> list[str]:
 def _named_by(text: str) -> list[str]:
     """Return the files that one path, pattern or URL names.
 
-    Braces stand for what they do in a shell, and for WebDataset.
+    Braces stand for what they do in a shell, and for WebDataset; `[{]` is a brace.
     """
     is_url = "://" in text
     if not is_url:
@@ -628,8 +628,11 @@ def _named_by(text: str) -> list[str]:
         first, last, listed = braces.groups()
         parts = listed.split(",") if first is None else []
         if first is not None:
-            width = max(map(len, (first, last))) if "0" in (first[0], last[0]) else 0
-            parts = [f"{n:0{width}}" for n in range(int(first), int(last) + 1)]
+            is_padded = any(len(end) > 1 and end[0] == "0" for end in (first, last))
+            width = max(len(first), len(last)) if is_padded else 0
+            begin, end = int(first), int(last)
+            step = 1 if begin <= end else -1
+            parts = [f"{n:0{width}}" for n in range(begin, end + step, step)]
         return [
             name
             for part in parts
