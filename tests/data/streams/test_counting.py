@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,6 +26,7 @@ from elasticrun import (
     remaining_epochs_until,
     request_stop,
 )
+from elasticrun.data.streams import index as counting
 from elasticrun.data.streams.index import Index, Scan
 from tests.support.generations import generation, run_once
 from tests.support.numbered_streams import flat
@@ -211,6 +216,30 @@ def test_a_loop_without_broken_samples_goes_on(tmp_path: Path) -> None:
     delivered = []
     run_once(lambda: script(4), tmp_path / "job")
     assert run_once(script, tmp_path / "job") == calm
+
+
+def test_threads_read_an_index_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = threading.Barrier(2)
+
+    @contextmanager
+    def opened(*args: Any, **options: Any) -> Iterator[Any]:
+        with open(*args, **options) as file:
+            yield file
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.1)  # Without a lock both have read the same.
+
+    mine, other = Index(tmp_path, "lines"), Index(tmp_path, "lines")
+    other.add("a", "1", Scan(1))
+    monkeypatch.setattr(counting, "open", opened, raising=False)
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(mine.find, "bb", "11")] == [None, None]
+    other.add("c", "1", Scan(3))
+    for index in (mine, pickle.loads(pickle.dumps(mine))):
+        found = index.find("c", "1")
+        assert found is not None
+        assert found.length == 3
 
 
 def test_other_broken_samples_are_no_resume(tmp_path: Path) -> None:
