@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import threading
@@ -296,6 +297,29 @@ def test_files_that_were_written_anew_are_told_within_an_epoch(
     run_once(lambda: epochs("1\n2\n3\n", 1), tmp_path / "epochs")
     run_once(lambda: epochs("1\n2\n33\n", 2), tmp_path / "epochs")
     assert not caplog.text
+
+
+def test_files_of_one_name_are_told_apart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def script(german: str = "1\n2\n") -> None:
+        (tmp_path / "de" / "train").write_text(german)
+        os.utime(tmp_path / "de" / "train", (now := next(times), now))
+        lines = TextLines([tmp_path / "de" / "train", tmp_path / "en" / "train"])
+        for _ in AdaptiveDataLoader(lines, 1):
+            request_stop()
+
+    times = itertools.count(1)
+    for language in ("de", "en"):
+        (tmp_path / language).mkdir()
+        (tmp_path / language / "train").write_text("3\n4\n")
+    run_once(script, tmp_path / "job")
+    run_once(script, tmp_path / "job")  # Files were copied anew: only times differ.
+    assert not caplog.text
+    run_once(lambda: script("1\n22\n"), tmp_path / "job")
+    assert "reads train, written anew since the checkpoint. As" in caplog.text
+    with pytest.raises(CheckpointError, match="had 2 samples in train, but now 3"):
+        run_once(lambda: script("1\n2\n3\n"), tmp_path / "job")
 
 
 def test_packed_and_endless_leave_broken_samples_out(job: Any, tmp_path: Path) -> None:
