@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ from elasticrun.data.order.lanes import (
     Lanes,
     LanesOrder,
 )
+from elasticrun.data.order.permutation import MAX_INDEX
 from elasticrun.data.streams.index import (
     STRIDE,
     Contents,
@@ -38,7 +39,11 @@ from elasticrun.data.streams.index import (
     scan_all,
     stamps_of,
 )
-from elasticrun.data.streams.stream_reader import LENGTHS, StreamReader
+from elasticrun.data.streams.stream_reader import (
+    LENGTHS,
+    StreamReader,
+    more_than_lengths,
+)
 from elasticrun.errors import ElasticRunError, counted
 from elasticrun.job.current import current_job
 from elasticrun.logger import Logger
@@ -505,6 +510,18 @@ class Streams(InLanes):
         own._is_shuffled = is_shuffled
         own.__dict__.pop("_block_starts", None)
         return own
+
+    def prepare(self, rank: int, world_size: int) -> None:
+        """Refuse samples of streams that are said to have none: nobody opens these."""
+        if self._given_by != LENGTHS:
+            return
+        with program_generators_kept():
+            for stream in range(rank, len(self.names), world_size):
+                if self.scans[stream].length == 0:
+                    name, open_at = self.names[stream], partial(self.open, stream)
+                    reader = StreamReader(name, MAX_INDEX, open_at, window=1)
+                    if reader.read_block(0, 1):
+                        raise more_than_lengths(name, 0)
 
     def _forget_readers(self) -> None:
         self._kept: dict[int, Any] = {}  # What was read and not asked for, by index.
