@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch.distributed.checkpoint.stateful import Stateful
 
 from elasticrun import AdaptiveDataLoader, CheckpointError, LoopOrderError
+from elasticrun.data.loader_state import LoaderState
 from elasticrun.data.order.shares import BatchSplit
 from elasticrun.job.current import current_job
 from elasticrun.job.remaining import remaining_epochs_until
@@ -56,6 +58,29 @@ def test_it_is_small_and_plain() -> None:
     assert len(pickle.dumps(state)) < 1000
     assert len(json.dumps(state)) < 1000
     assert json.loads(json.dumps(state)) == state
+
+
+def test_what_tells_streams_apart_is_encoded_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def encode(values: Any) -> str:
+        encoded.append(values)
+        return dumps(values)
+
+    def saved() -> Any:
+        state.save(written := io.BytesIO())
+        return json.loads(written.getvalue())
+
+    encoded: list[Any] = []
+    dumps, contents = json.dumps, [("a", 3, "6 1"), ("b", None, "")]
+    state = LoaderState(
+        name="x", default="x", fingerprint={"seed": 0}, plan=None, contents=contents
+    )
+    monkeypatch.setattr(json, "dumps", encode)
+    assert saved() == {"seed": 0, "streams": [["a", 3, "6 1"], ["b", None, ""]]}
+    assert saved() == saved()
+    assert encoded.count(contents) == 1
+    assert {"seed": 0} in encoded
 
 
 @pytest.mark.parametrize("num_batches", [1, 3, 4])

@@ -392,6 +392,7 @@ class ResidentShards(Streams):
     keeps_streams = True
 
     def prepare(self, rank: int, world_size: int) -> None:
+        super().prepare(rank, world_size)
         are_shared = self.lanes.num_lanes < world_size
         for stream, lane in enumerate(self.lanes.lane_of_stream):
             if are_shared or lane % world_size == rank:

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import json
 import os
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -67,9 +68,14 @@ class Index:
 
     def __init__(self, directory: Path, kind: str) -> None:
         name = hashlib.sha256(kind.encode()).hexdigest()[:32]
+        self._made_of = directory, kind
+        self._lock = threading.Lock()  # For the threads that count.
         self._path = directory / f"{name}.index"
         self._known: dict[str, tuple[str, bytes]] = {}  # Stamp and line of each name.
         self._num_read = self._file = 0  # Bytes of it, and which file that was.
+
+    def __reduce__(self) -> Any:
+        return Index, self._made_of  # A lock goes to no other process.
 
     def find(self, name: str, stamp: str) -> Scan | None:
         """Return what is known of a stream, if its content is still the same."""
@@ -77,7 +83,8 @@ class Index:
             known = self._known.get(name)
             if known is not None and known[0] == stamp:
                 return _decoded(known[1])
-            self._read_on()
+            with self._lock:
+                self._read_on()
         return None
 
     def add(self, name: str, stamp: str, scan: Scan) -> None:

@@ -49,6 +49,15 @@ def _warn_of_more(goes_on: str, given_by: str) -> None:
     )
 
 
+def more_than_lengths(name: str, length: int) -> ElasticRunError:
+    """Return what to raise where a stream has more samples than a program gave."""
+    return ElasticRunError(
+        f"{name} goes on after its {length} samples, which is what {LENGTHS} says. The "
+        f"others would be left out in each epoch. Mend {LENGTHS}, or leave it out, and "
+        "streams are counted once."
+    )
+
+
 class StreamReader:
     """Reads samples of one stream, each within a window of the last ones.
 
@@ -221,9 +230,5 @@ class StreamReader:
                 f"{goes_on}. It has changed since they were counted. {_OTHER_LENGTH}"
             )
         if self._given_by == LENGTHS:
-            raise ElasticRunError(
-                f"{goes_on}, which is what {LENGTHS} says. The others would be left "
-                f"out in each epoch. Mend {LENGTHS}, or leave it out, and streams are "
-                "counted once."
-            )
+            raise more_than_lengths(self._name, self._length)
         _warn_of_more(goes_on, self._given_by)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ from elasticrun.data.order.lanes import (
     Lanes,
     LanesOrder,
 )
+from elasticrun.data.order.permutation import MAX_INDEX
 from elasticrun.data.streams.index import (
     STRIDE,
     Contents,
@@ -38,7 +39,11 @@ from elasticrun.data.streams.index import (
     scan_all,
     stamps_of,
 )
-from elasticrun.data.streams.stream_reader import LENGTHS, StreamReader
+from elasticrun.data.streams.stream_reader import (
+    LENGTHS,
+    StreamReader,
+    more_than_lengths,
+)
 from elasticrun.errors import ElasticRunError, counted
 from elasticrun.job.current import current_job
 from elasticrun.logger import Logger
@@ -48,7 +53,7 @@ logger = Logger(__name__)
 _NUM_FIRST = 8  # Samples by which data is known again.
 _MOST_BLOCKS = 1 << 17  # So many are dealt in some milliseconds.
 _UNEVEN = 1.2  # The largest share of a replica, over the mean one, that is not told.
-_BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
+_BRACES = re.compile(r"(?<!\[)\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -506,6 +511,18 @@ class Streams(InLanes):
         own.__dict__.pop("_block_starts", None)
         return own
 
+    def prepare(self, rank: int, world_size: int) -> None:
+        """Refuse samples of streams that are said to have none: nobody opens these."""
+        if self._given_by != LENGTHS:
+            return
+        with program_generators_kept():
+            for stream in range(rank, len(self.names), world_size):
+                if self.scans[stream].length == 0:
+                    name, open_at = self.names[stream], partial(self.open, stream)
+                    reader = StreamReader(name, MAX_INDEX, open_at, window=1)
+                    if reader.read_block(0, 1):
+                        raise more_than_lengths(name, 0)
+
     def _forget_readers(self) -> None:
         self._kept: dict[int, Any] = {}  # What was read and not asked for, by index.
         self._readers: dict[int, StreamReader] = {}
@@ -617,7 +634,7 @@ def paths_of(given: Paths) -> list[str]:
 def _named_by(text: str) -> list[str]:
     """Return the files that one path, pattern or URL names.
 
-    Braces stand for what they do in a shell, and for WebDataset.
+    Braces stand for what they do in a shell, and for WebDataset; `[{]` is a brace.
     """
     is_url = "://" in text
     if not is_url:
@@ -628,8 +645,11 @@ def _named_by(text: str) -> list[str]:
         first, last, listed = braces.groups()
         parts = listed.split(",") if first is None else []
         if first is not None:
-            width = max(map(len, (first, last))) if "0" in (first[0], last[0]) else 0
-            parts = [f"{n:0{width}}" for n in range(int(first), int(last) + 1)]
+            is_padded = any(len(end) > 1 and end[0] == "0" for end in (first, last))
+            width = max(len(first), len(last)) if is_padded else 0
+            begin, end = int(first), int(last)
+            step = 1 if begin <= end else -1
+            parts = [f"{n:0{width}}" for n in range(begin, end + step, step)]
         return [
             name
             for part in parts

@@ -136,7 +136,9 @@ def test_braces_stand_for_several_files(tmp_path: Path) -> None:
     assert named("{08..10}.{a,b}") == names
     assert named("0{8..9}.*") == names[:4]
     assert named("{8..8}.a") == ["8.a"]
-    assert named("{1,2}") == ["{1,2}"]
+    assert named("{1,2}") == named("[{]1,[12]}") == ["{1,2}"]
+    assert named("{0..10}") == [str(number) for number in range(11)]  # As in a shell.
+    assert named("{11..09}") == ["11", "10", "09"]
     chain = f"simplecache::file://{tmp_path}"
     assert TextLines(f"{chain}/08.*").names == [f"{chain}/08.{kind}" for kind in "ab"]
     assert TextLines("s3://bucket/{a,b}-{0..1}.txt").names == [

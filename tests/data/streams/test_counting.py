@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import pickle
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,6 +27,7 @@ from elasticrun import (
     remaining_epochs_until,
     request_stop,
 )
+from elasticrun.data.streams import index as counting
 from elasticrun.data.streams.index import Index, Scan
 from tests.support.generations import generation, run_once
 from tests.support.numbered_streams import flat
@@ -213,6 +219,30 @@ def test_a_loop_without_broken_samples_goes_on(tmp_path: Path) -> None:
     assert run_once(script, tmp_path / "job") == calm
 
 
+def test_threads_read_an_index_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = threading.Barrier(2)
+
+    @contextmanager
+    def opened(*args: Any, **options: Any) -> Iterator[Any]:
+        with open(*args, **options) as file:
+            yield file
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.1)  # Without a lock both have read the same.
+
+    mine, other = Index(tmp_path, "lines"), Index(tmp_path, "lines")
+    other.add("a", "1", Scan(1))
+    monkeypatch.setattr(counting, "open", opened, raising=False)
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(mine.find, "bb", "11")] == [None, None]
+    other.add("c", "1", Scan(3))
+    for index in (mine, pickle.loads(pickle.dumps(mine))):
+        found = index.find("c", "1")
+        assert found is not None
+        assert found.length == 3
+
+
 def test_other_broken_samples_are_no_resume(tmp_path: Path) -> None:
     def script(text: str) -> None:
         (tmp_path / "a").write_text(text)
@@ -267,6 +297,29 @@ def test_files_that_were_written_anew_are_told_within_an_epoch(
     run_once(lambda: epochs("1\n2\n3\n", 1), tmp_path / "epochs")
     run_once(lambda: epochs("1\n2\n33\n", 2), tmp_path / "epochs")
     assert not caplog.text
+
+
+def test_files_of_one_name_are_told_apart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def script(german: str = "1\n2\n") -> None:
+        (tmp_path / "de" / "train").write_text(german)
+        os.utime(tmp_path / "de" / "train", (now := next(times), now))
+        lines = TextLines([tmp_path / "de" / "train", tmp_path / "en" / "train"])
+        for _ in AdaptiveDataLoader(lines, 1):
+            request_stop()
+
+    times = itertools.count(1)
+    for language in ("de", "en"):
+        (tmp_path / language).mkdir()
+        (tmp_path / language / "train").write_text("3\n4\n")
+    run_once(script, tmp_path / "job")
+    run_once(script, tmp_path / "job")  # Files were copied anew: only times differ.
+    assert not caplog.text
+    run_once(lambda: script("1\n22\n"), tmp_path / "job")
+    assert "reads train, written anew since the checkpoint. As" in caplog.text
+    with pytest.raises(CheckpointError, match="had 2 samples in train, but now 3"):
+        run_once(lambda: script("1\n2\n3\n"), tmp_path / "job")
 
 
 def test_packed_and_endless_leave_broken_samples_out(job: Any, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from elasticrun import (
     Mixed,
     Packed,
     ParquetRows,
+    ResidentShards,
     TextLines,
     remaining_epochs_until,
     request_stop,
@@ -377,6 +378,18 @@ def test_lengths_that_are_not_those_of_the_streams_are_told(
         lines = TextLines(tmp_path / "a", lengths=[length])
         with pytest.raises(ElasticRunError, match=match):
             list(AdaptiveDataLoader(lines, 5, num_workers=num_workers))
+
+
+def test_streams_that_are_said_to_be_empty_are_so(job: Any, tmp_path: Path) -> None:
+    for name, text in {"a": "x\n" * 3, "b": "", "c": "x\n" * 3}.items():
+        (tmp_path / name).write_text(text)
+    lines = TextLines(tmp_path / "[bc]", lengths=[0, 3])
+    assert len([*AdaptiveDataLoader(lines, 1)]) == 3
+    with pytest.raises(ElasticRunError, match="a goes on after its 0 samples, which"):
+        AdaptiveDataLoader(TextLines(tmp_path / "[ac]", lengths=[0, 3]), 1)
+    wrong = ResidentShards([[1, 2], [3]].__getitem__, [0, 1])
+    with pytest.raises(ElasticRunError, match="shard 0 goes on after its 0 samples"):
+        AdaptiveDataLoader(Mixed({"a": wrong}, weights={"a": 1}), 1)
 
 
 class InBatches(IterableDataset[int]):
