@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, BinaryIO, NamedTuple
 
 from elasticrun.checkpoint.position import Position
@@ -315,20 +314,16 @@ class LoaderState(BaseState):
     def _warn_of_rewritten(self, saved: Contents) -> None:
         """Say which streams of an epoch that goes on are others, as long as before."""
         # Base names may be alike; the checksum of the order says that places are.
-        stamps = [
-            (name, had, has)
+        rewritten = [
+            name
             for (name, _, had), (_, _, has) in zip(saved, self._contents, strict=False)
             if had != has
         ]
-        # A file that is copied to a new machine mostly has another time alone.
-        size = partial(re.sub, r"^(\d+) \d+$", r"\1")
-        resized = [name for name, had, has in stamps if size(had) != size(has)]
-        log = logger.warning if resized else logger.info
-        rewritten = resized or [name for name, _, _ in stamps]
         if rewritten and current_job().rank == 0:
-            log(
-                "`%s` reads %s, written anew since the checkpoint%s. As many samples "
-                "are in there, so the loop goes on with what they are now",
+            logger.warning(
+                "`%s` reads %s, written anew since the checkpoint%s, or copied without "
+                "its time. As many samples are in there, so the loop goes on with what "
+                "they are now",
                 self.loader_name,
                 rewritten[0],
                 f", and {len(rewritten) - 1} more" if len(rewritten) > 1 else "",
