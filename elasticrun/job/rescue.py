@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple, NoReturn
 
 from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.registry import Registry
@@ -38,6 +39,9 @@ logger = Logger(__name__)
 _MOST_WAITED = 10.0  # For what other survivors offer.
 _LOSS_SECONDS = 0.5  # Until it is known that another replica has died.
 _LOOK_SECONDS = 0.005
+_MOST_SECONDS = 0.005  # To remember a boundary, if that is also more
+_MOST_OF_A_STEP = 0.05  # of the time since the last one.
+_NUM_DEAR = 8  # As many in a row are not a machine's that is busy for a moment.
 _GRADIENTS_WAIT = str(CannotRescueError("gradients wait for a step"))
 
 
@@ -109,7 +113,8 @@ class Rescue:
         self._why_none = ""  # Why none is kept, if so.
         self.is_off = False
         self._has_explained = False
-        self._known: set[str] = set()  # The states that could be remembered once.
+        self._last_at = 0.0
+        self._num_dear = 0  # Boundaries in a row that took too long to remember.
         self.outcome = self.why_not = ""
 
     @property
@@ -127,6 +132,7 @@ class Rescue:
         """
         if self.is_off:
             return
+        begun = time.perf_counter()
         if self.num_steps != self._steps_at:
             self._boundaries, self._steps_at = [], self.num_steps
             self._why_none = _GRADIENTS_WAIT
@@ -135,11 +141,44 @@ class Rescue:
             if is_whole:
                 self._boundaries.append(self._remember_all(number, position))
                 self._write()
+                self.why_not = ""  # As where a list is short again.
         except (CannotRescueError, RecordTooLargeError) as error:
             self._forget(str(error))
         self._num_reduced = 0
-        if self._gpu is not None and self._gpu.pass_boundary() and not self._may_cost:
-            self._turn_off(self._gpu)
+        if self._gpu is None:
+            if is_whole and not self._may_cost:
+                self._check_cost(begun)
+        elif self._gpu.pass_boundary() and not self._may_cost:
+            self._turn_off(
+                "steps are too short (set ELASTICRUN_RESCUE=always)",
+                "a GPU that is waited for may then have no work for "
+                f"{self._gpu.idle * 1e6:.0f} microseconds, which is more than 1 % of a "
+                "step",
+            )
+
+    def _check_cost(self, begun: float) -> None:
+        """Turn the rescue off where it takes too long, as on GPUs `GpuWork` does.
+
+        As of a replay buffer, whose `state_dict` copies it.
+        """
+        now = time.perf_counter()
+        took, between, self._last_at = now - begun, now - self._last_at, now
+        is_dear = took > max(_MOST_SECONDS, _MOST_OF_A_STEP * between)
+        self._num_dear = self._num_dear + 1 if is_dear else 0
+        if self._num_dear < _NUM_DEAR:
+            return
+        seconds = {}
+        for state in self._states:
+            begun = time.perf_counter()
+            with suppress(CannotRescueError):
+                remember(state)
+            seconds[state.name] = time.perf_counter() - begun
+        why = (
+            f"{max(seconds, key=seconds.__getitem__)!r} takes too long to read at each "
+            "boundary: keep what is large in tensors of a registered module, or leave "
+            "rescues out with init(rescue=False)"
+        )
+        self._turn_off(why, f"{why} ({took * 1e3:.0f} of {between * 1e3:.0f} ms)")
 
     def prepare_step(self) -> None:
         """Forget all boundaries: an optimizer is about to step."""
@@ -173,12 +212,7 @@ class Rescue:
 
     def _remember_all(self, number: int, position: Position) -> KnownBoundary:
         states = list(self._states)
-        put_back = []
-        for state in states:
-            is_new = state.name not in self._known
-            put_back.append((state, remember(state, is_new=is_new)))
-            if is_new:
-                self._known.add(state.name)
+        put_back = [(state, remember(state)) for state in states]
         mark = None if self._gpu is None else self._gpu.mark()
         entry = self._journal.entry(states, is_complete=self._num_reduced > 0)
         return KnownBoundary(number, position, put_back, mark, entry)
@@ -198,12 +232,9 @@ class Rescue:
                     why,
                 )
 
-    def _turn_off(self, gpu: GpuWork) -> None:
-        self._forget(
-            f"a GPU that is waited for may then have no work for {gpu.idle * 1e6:.0f} "
-            "microseconds, which is more than 1 % of a step"
-        )
-        self.why_not = "steps are too short (set ELASTICRUN_RESCUE=always)"
+    def _turn_off(self, why_not: str, why: str) -> None:
+        self._forget(why)
+        self.why_not = why_not
         self.is_off = True
 
     # After a death.
@@ -377,29 +408,18 @@ class Rescue:
         self._records.close()
 
 
-def remember(state: BaseState, *, is_new: bool = False) -> Callable[[], None]:
-    """Remember a state as it is; return what puts it back.
-
-    Args:
-        is_new: Whether it is yet to be found out if all of its values can be.
-    """
+def remember(state: BaseState) -> Callable[[], None]:
+    """Remember a state as it is; return what puts it back."""
     put_back = state.remember()
     if put_back is not None:
         return put_back
-    if is_new:
-        _check_can_be_alone(state)
+    _check_can_be_alone(state)
     values = state.current()
     if values is None:
         raise CannotRescueError(f"{state.name!r} cannot be known as it was")
-    remembered = RememberedValues(values)
-    if is_new and (unknown := next(remembered.unknown(), None)) is not None:
-        path, kind = unknown
-        raise CannotRescueError(
-            f"{state.name!r} has a {kind.__name__} ({path!r}), which cannot be copied "
-            "at each boundary",
-            "keep numbers, text, small tensors and arrays in it, in Python's "
-            "containers and dataclasses, and make the rest anew from them",
-        )
+    remembered = RememberedValues(values, is_short=True)
+    for path, kind in remembered.unknown():
+        _refuse(state.name, path, kind)
 
     def put_back_values() -> None:
         now = state.current()
@@ -413,6 +433,22 @@ def remember(state: BaseState, *, is_new: bool = False) -> Callable[[], None]:
             state.put_back(remembered.put_back(now))
 
     return put_back_values
+
+
+def _refuse(name: str, path: str, kind: type[Any] | None) -> NoReturn:
+    where = f" ({path!r})" if path else ""
+    if kind is None:
+        raise CannotRescueError(
+            f"{name!r} has more values than are copied at each boundary{where}",
+            "keep them in tensors of a registered module, or leave rescues out with "
+            "init(rescue=False)",
+        )
+    raise CannotRescueError(
+        f"{name!r} has a {kind.__name__}{where}, which cannot be copied at each "
+        "boundary",
+        "keep numbers, text, small tensors and arrays in it, in Python's containers "
+        "and dataclasses, and make the rest anew from them",
+    )
 
 
 def _check_can_be_alone(state: BaseState) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,7 @@ from elasticrun.testing import Job, run_generation
 from tests.job.test_remembering import Counted, saved, state_called
 
 Change = Callable[[], Any]
+TOO_MANY = "'variables' has more values than are copied at each boundary ('rows')"
 DTYPES = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
@@ -172,7 +176,7 @@ class Conjugate:
 def test_a_conjugate_of_a_programs_own_is_named(job: Job) -> None:
     register(own=Conjugate())
     with pytest.raises(CannotRescueError, match="waves"):
-        remember(state_called("own"), is_new=True)
+        remember(state_called("own"))
 
 
 ODD = {
@@ -248,21 +252,143 @@ def test_values_that_are_not_plain_are_named_at_the_first_boundary(job: Job) -> 
     with pytest.raises(
         CannotRescueError, match=r"'Holder' has a Generator \('generator'\)"
     ):
-        remember(Holder(), is_new=True)
+        remember(Holder())
 
 
-def test_a_list_that_takes_long_to_copy_is_named_or_noticed(job: Job) -> None:
+# Values of a state that take long to copy, each with where it becomes too much.
+LARGE: dict[str, tuple[Callable[[], Any], str]] = {
+    "list": (lambda: [0.5] * 70_000, "large"),
+    "tuple": (lambda: (0.5,) * 1_000_000, "large"),
+    "set": (lambda: set(range(1_000_000)), "large"),
+    "deque": (lambda: deque(range(1_000_000)), "large"),
+    "dict": (lambda: dict.fromkeys(range(1_000_000)), "large"),
+    "lists": (lambda: [[0.5] * 60_000] * 100, "large.1"),
+    "short lists": (lambda: {each: [0] * 100 for each in range(10_000)}, "large"),
+    "a bit nested": (lambda: [[[0] * 100] * 100] * 100, r"large.\d.\d+"),
+    "tuples in a set": (lambda: {(each, 0) for each in range(10_000)}, "large"),
+    "objects": (lambda: [Best(0.5, 1) for _ in range(10_000)], "large"),
+    "tensors": (lambda: [torch.ones(1)] * 10_000, "large"),
+    "fewer tensors": (lambda: [torch.ones(1)] * 1_000, r"large.\d+"),
+    "arrays": (lambda: [np.ones(1)] * 10_000, "large"),
+}
+
+
+@dataclasses.dataclass
+class Best:
+    loss: float
+    at: int
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_values_that_take_long_to_copy_are_named_before_they_are(
+    job: Job, name: str
+) -> None:
+    make, path = LARGE[name]
     holder = Counted()
-    put_back = remember(holder, is_new=True)
-    holder.history["losses"] = [0.5] * 70_000
+    put_back = remember(holder)
+    holder.history = {"large": make(), "next": [1]}
+    with pytest.raises(
+        CannotRescueError,
+        match=rf"'Counted' has more values .* \('history.{path}'\): .*rescue=False",
+    ):
+        remember(holder)
     put_back()
     assert holder.history["losses"] == [1.0]
-    holder.history["losses"] = [0.5] * 70_000
-    with pytest.raises(CannotRescueError, match=r"'Counted' has a list \('history.los"):
-        remember(holder, is_new=True)
-    put_back = remember(holder)  # It has grown.
-    with pytest.raises(CannotRescueError, match="more of 'Counted' has changed"):
-        put_back()
+    remember(holder)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: [np.float64(0.5)] * 60_000,
+        lambda: tuple(range(60_000)),
+        lambda: set(range(60_000)),
+        lambda: dict.fromkeys(range(60_000), 1),
+        lambda: {**dict.fromkeys(range(15_000), 1), "tensor": torch.ones(1)},
+        lambda: [[0.5]] * 1_500,
+        lambda: [torch.ones(10)] * 300,
+    ],
+)
+def test_many_values_come_back(job: Job, make: Callable[[], Any]) -> None:
+    holder = Counted()
+    holder.history = {"many": make()}
+    put_back = remember(holder)
+    before, holder.history["many"] = holder.history["many"], None
+    put_back()
+    assert holder.history["many"] is before
+
+
+def reasons(directory: str) -> list[str]:
+    """Return why there is no rescue, at each boundary of a list that grows."""
+    elasticrun.init(directory, save_interval="off")
+    values = Variables(rows=[])
+    why = []
+    lengths = iter([30_000, 60_000, 70_000, 10, 20])
+    for _ in AdaptiveDataLoader(range(10), 2):
+        why.append(current_job().why_no_rescue)
+        values.rows = [0] * next(lengths)
+    return why
+
+
+def test_a_list_that_grows_ends_the_rescue_while_it_is_too_long(tmp_path: Path) -> None:
+    for *before, too_long, after in run_generation(reasons, 2, str(tmp_path)):
+        assert too_long.startswith(TOO_MANY)
+        assert [*before, after] == ["", "", "", ""]
+
+
+class Buffer:
+    """Whose state takes long to read; as `time.perf_counter` is pretended to tell."""
+
+    def __init__(self, seconds: Callable[[], float]) -> None:
+        self.now, self._seconds, self.num_read = 0.0, seconds, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        self.now += self._seconds()
+        self.num_read += 1
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def read(
+    directory: str, seconds: list[float], rescue: bool | str
+) -> tuple[str, bool, int]:
+    """Read a buffer in a step of one second; return why there is no rescue.
+
+    Return also whether it is off, and how often the buffer was read.
+    """
+    elasticrun.init(directory, save_interval="off", rescue=rescue)
+    left = iter(seconds)
+    buffer = Buffer(lambda: next(left, seconds[-1]))
+    Variables(name="small", rows=[1])
+    register(buffer=buffer)
+    rescue_of = current_job().rescue
+    assert rescue_of is not None
+    buffer.num_read = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "perf_counter", lambda: buffer.now)
+        for _ in AdaptiveDataLoader(range(60), 2):
+            buffer.now += 1.0
+        return rescue_of.why_not, rescue_of.is_off, buffer.num_read
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rescue", "is_off"),
+    [
+        ([*[0.04] * 9, 0.06], True, True),  # It has grown.
+        ([0.06, 0.06, 0.06, 0.04] * 9, True, False),  # The machine is busy.
+        ([0.06], "always", False),
+    ],
+)
+def test_a_state_that_takes_long_to_read_is_named_and_read_no_more(
+    tmp_path: Path, seconds: list[float], rescue: bool | str, is_off: bool
+) -> None:
+    told = run_generation(read, 2, str(tmp_path), seconds, rescue)
+    for why, was_off, num_read in told:
+        assert was_off == is_off
+        assert why.startswith("'buffer' takes too long") == is_off, why
+        assert (num_read < 25) == is_off
 
 
 def test_what_each_replica_has_of_its_own_cannot_be_remembered(job: Job) -> None:
@@ -276,7 +402,7 @@ def test_what_each_replica_has_of_its_own_cannot_be_remembered(job: Job) -> None
     for kind in (Own, Synced):
         state = kind()
         with pytest.raises(CannotRescueError, match="each replica has a part"):
-            remember(state, is_new=True)
+            remember(state)
 
 
 class Own(State):

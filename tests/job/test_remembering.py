@@ -256,7 +256,7 @@ def test_each_of_torchs_optimizers_comes_back(job: Job, kind: Any) -> None:
     net(torch.tensor([1, 2]) if sparse else torch.ones(2)).sum().backward()
     own.step(lambda: net.weight.sum())  # LBFGS wants a closure.
     before = saved([state])
-    put_back = remember(state, is_new=True)
+    put_back = remember(state)
     for group in own.param_groups:
         group["lr"], group["initial_lr"] = 0.5, 0.1
     assert saved([state]) != before
@@ -298,7 +298,7 @@ def test_each_of_torchs_schedulers_comes_back(job: Job, name: str) -> None:
     own.step()  # Or the schedulers warn.
     states = [state_called("scheduler")]
     before = saved(states)
-    put_back = remember(states[0], is_new=True)
+    put_back = remember(states[0])
     for _ in range(2):
         scheduler.step(*[1.0] * (name == "ReduceLROnPlateau"))
     assert saved(states) != before
@@ -355,7 +355,7 @@ def test_values_of_a_state_come_back_whoever_has_them(job: Job, name: str) -> No
     holder = Counted()
     holder.history = {"kept": value, "later": value}
     expected = copy.deepcopy(value)
-    put_back = remember(holder, is_new=True)
+    put_back = remember(holder)
     change(value)
     holder.history["later"] = None
     put_back()
@@ -386,7 +386,7 @@ def test_scalers_and_averages_come_back(
     register(own=own)
     state = state_called("own")
     before = saved([state])
-    put_back = remember(state, is_new=True)
+    put_back = remember(state)
     change()
     put_back()
     assert saved([state]) == before
@@ -395,7 +395,7 @@ def test_scalers_and_averages_come_back(
 def test_an_average_that_has_followed_since_is_noticed(job: Job) -> None:
     own, _ = average()
     register(own=own)
-    put_back = remember(state_called("own"), is_new=True)
+    put_back = remember(state_called("own"))
     own.update_parameters(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     with pytest.raises(CannotRescueError, match="change them behind optimizer.step()"):
         put_back()

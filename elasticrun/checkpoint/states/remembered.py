@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import enum
+import math
 import pathlib
 import sys
 import types
@@ -30,12 +31,17 @@ from elasticrun.checkpoint.states.values import SHARDED_KINDS
 
 _MOST_COPIED = 1 << 10  # Elements of a tensor or an array; most that count are small.
 _MOST_VALUES = 1 << 14  # In one container, if not all of them are plain,
-_MOST_PLAIN = 1 << 16  # or if they are: they are copied at each boundary.
+_MOST_PLAIN = 1 << 16  # or if they are: at once, or in all of a state at a boundary.
+# That takes two milliseconds. A plain value counts as one there, or as so many more
+_FOR_MIXED = 3  # where others are beside it,
+_FOR_OTHER = 32  # each of which counts as this,
+_FOR_TENSOR = 128  # and a tensor as that, too.
 _LARGEST_INT = 1 << 2000  # In a form: unpicklers that execute nothing refuse others.
 _DEEPEST = 32  # Deeper values may contain themselves.
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _DICTIONARIES = frozenset({dict, OrderedDict, defaultdict, Counter})
 _ROWS = frozenset({list, tuple, deque, set, frozenset})
+_SIZED: tuple[type[Any], ...] = (dict, *_ROWS)
 # What else never changes in place, with subclasses: made of its class and arguments,
 _MADE = (
     *(bytes, enum.Enum, pathlib.PurePath, range, torch.Size, torch.device),
@@ -70,16 +76,22 @@ class RememberedValues:
     changes in place and, on CPUs, the first elements are remembered, which see every
     change but one of other elements through `tensor.data`. Anything else counts as
     changed; `unknown` tells what that is.
+
+    Args:
+        is_short: Whether to copy no more than takes two milliseconds.
     """
 
-    def __init__(self, values: Any) -> None:
-        self._content = _remember(values, 0)
+    def __init__(self, values: Any, *, is_short: bool = False) -> None:
+        walk = _Walk(left=_MOST_PLAIN if is_short else math.inf)
+        self._content = _remember(values, 0, walk)
+        self._has_unknown = walk.has_unknown
 
     @classmethod
     def of_form(cls, form: Any) -> RememberedValues:
         """Return what has a form; nothing is known of what is none."""
         made = cls.__new__(cls)
         made._content = _read(form, 0)
+        made._has_unknown = True  # Or it may have.
         return made
 
     def compare(self, values: Any) -> Change:
@@ -99,15 +111,18 @@ class RememberedValues:
         """
         return _put_back(self._content, values, is_free=is_free)
 
-    def unknown(self) -> Iterator[tuple[str, type[Any]]]:
-        """Yield paths, such as `a.0.b`, and kinds of values that are not remembered."""
-        return _unknown_in(self._content, ())
+    def unknown(self) -> Iterator[tuple[str, type[Any] | None]]:
+        """Yield paths, such as `a.0.b`, and kinds of values that are not remembered.
+
+        A kind is None where there were too many values up to there.
+        """
+        return _unknown_in(self._content, ()) if self._has_unknown else iter(())
 
 
 def form_of(values: Any) -> Any:
     """Return the form of values as they are now."""
     tensors: list[_Tensor] = []
-    content = _remember(values, 0, tensors)
+    content = _remember(values, 0, _Walk(tensors))
     _fetch(tensors)
     return _form(content)
 
@@ -153,7 +168,7 @@ class _Node:
 class _Unknown(_Node):
     """A value of which nothing tells how it was."""
 
-    def __init__(self, kind: type[Any]) -> None:
+    def __init__(self, kind: type[Any] | None) -> None:
         self.kind = kind
 
     def form(self) -> Any:
@@ -166,6 +181,9 @@ class _Unknown(_Node):
     def put_back(self, value: Any, *, is_free: bool) -> Any:
         del is_free
         return value
+
+
+_TOO_MANY = _Unknown(None)
 
 
 class _Array(_Node):
@@ -304,53 +322,93 @@ class _Container(_Node):
         return _fill(self._kind.__new__(self._kind) if own is _MISSING else own, before)
 
 
-def _remember(value: Any, depth: int, tensors: list[_Tensor] | None = None) -> Any:
-    """Return a value that never changes in place as it is, else a node.
+class _Walk:
+    """One walk through values.
 
     Args:
         tensors: Takes the tensors where only a form is wanted.
+        left: How much it may still copy.
+
+    Attributes:
+        has_unknown: Whether it has met what is not known.
     """
+
+    def __init__(
+        self, tensors: list[_Tensor] | None = None, left: float = math.inf
+    ) -> None:
+        self.tensors, self._left, self.has_unknown = tensors, left, False
+
+    def may_enter(self, num_values: int) -> bool:
+        return num_values <= _MOST_PLAIN and self.may_copy(num_values)
+
+    def may_copy(self, num: int) -> bool:
+        self._left -= num
+        return self._left >= 0
+
+    def note_unknown(self, kind: type[Any] | None) -> _Unknown:
+        self.has_unknown = True
+        return _TOO_MANY if kind is None else _Unknown(kind)
+
+
+def _remember(value: Any, depth: int, walk: _Walk) -> Any:
+    """Return a value that never changes in place as it is, else a node."""
     kind = type(value)
     if kind in _PLAIN:
         return value
-    if kind is list and _are_plain(value):  # As most are, of a state.
-        return _Container(kind, value[:], value)
+    # Before its values are looked at: there may be millions.
+    if isinstance(value, _SIZED) and not walk.may_enter(len(value)):
+        return walk.note_unknown(None)
     if depth < _DEEPEST and _is_container(kind):
-        parts = _parts_of(value)
-        if kind in (set, frozenset):
-            if all(map(_is_fixed, parts)):
-                return _Container(kind, parts, value)
-        elif type(parts) is list and _are_plain(parts):
-            return _Container(kind, parts, value)
-        elif len(parts) <= _MOST_VALUES:
-            return _Container(kind, _remember_all(parts, depth + 1, tensors), value)
+        found = _remember_container(value, depth, walk)
+        if found is not None:
+            return found
     if _is_counted(value):
-        return _remember_tensor(value, tensors)
+        return _remember_tensor(value, walk)
     if kind is np.ndarray and value.size <= _MOST_COPIED and not value.dtype.hasobject:
         return _Array(value.copy(), value)
-    return value if _is_fixed(value) else _Unknown(kind)
+    return value if _is_fixed(value) else walk.note_unknown(kind)
 
 
-def _are_plain(values: list[Any]) -> bool:
-    return len(values) <= _MOST_PLAIN and _PLAIN.issuperset(map(type, values))
+def _remember_container(value: Any, depth: int, walk: _Walk) -> _Node | None:
+    kind, parts = type(value), _parts_of(value)
+    kinds = [*map(type, parts.values() if isinstance(parts, dict) else parts)]
+    if _are_fixed({*kinds}):
+        return _Container(kind, parts.copy(), value)
+    num_others = sum(each not in _PLAIN for each in kinds)
+    if not walk.may_copy(_FOR_MIXED * len(kinds) + _FOR_OTHER * num_others):
+        return walk.note_unknown(None)
+    if kind in (set, frozenset):
+        return _Container(kind, parts, value) if all(map(_is_fixed, parts)) else None
+    if len(kinds) > _MOST_VALUES:
+        return None
+    return _Container(kind, _remember_all(parts, depth + 1, walk), value)
 
 
-def _remember_tensor(value: torch.Tensor, tensors: list[_Tensor] | None) -> _Node:
+def _are_fixed(kinds: set[type[Any]]) -> bool:
+    return kinds <= _PLAIN or all(
+        kind in _PLAIN or (issubclass(kind, _FIXED) and not issubclass(kind, np.void))
+        for kind in kinds
+    )
+
+
+def _remember_tensor(value: torch.Tensor, walk: _Walk) -> _Node:
+    if not walk.may_copy(_FOR_TENSOR):
+        return walk.note_unknown(None)
     is_small = not _is_sharded(value) and value.numel() <= _MOST_COPIED
     is_lazy = value.is_conj() or value.is_neg()  # Its bytes are not its values.
-    if not is_small and (is_lazy or tensors is not None):
-        return _Unknown(type(value))
-    if tensors is None:
+    if not is_small and (is_lazy or walk.tensors is not None):
+        return walk.note_unknown(type(value))
+    if walk.tensors is None:
         return _Tensor(value.detach().clone() if is_small else None, value)
-    tensors.append(_Tensor(value.detach()))
-    return tensors[-1]
+    walk.tensors.append(_Tensor(value.detach()))
+    return walk.tensors[-1]
 
 
-def _remember_all(parts: Any, depth: int, tensors: list[_Tensor] | None) -> Any:
+def _remember_all(parts: Any, depth: int, walk: _Walk) -> Any:
     if type(parts) is list:
-        return [_remember(each, depth, tensors) for each in parts]
+        return [_remember(each, depth, walk) for each in parts]
     return {
-        key: each if type(each) in _PLAIN else _remember(each, depth, tensors)
+        key: each if type(each) in _PLAIN else _remember(each, depth, walk)
         for key, each in parts.items()
     }
 
@@ -379,7 +437,9 @@ def _put_back(before: Any, now: Any, *, is_free: bool) -> Any:
     return before if is_free or len(kinds) == 1 or kinds <= {int, float} else now
 
 
-def _unknown_in(content: Any, path: tuple[str, ...]) -> Iterator[tuple[str, type[Any]]]:
+def _unknown_in(
+    content: Any, path: tuple[str, ...]
+) -> Iterator[tuple[str, type[Any] | None]]:
     if isinstance(content, _Unknown):
         yield ".".join(path), content.kind
     elif isinstance(content, _Container):
@@ -467,7 +527,7 @@ def _fetch(tensors: list[_Tensor]) -> None:
 def _form(content: Any) -> Any:
     kind = type(content)
     if kind in (tuple, frozenset):  # Of a set's elements, or a key.
-        content = _remember(content, 0)
+        content = _remember(content, 0, _Walk())
     if isinstance(content, _Node):
         return content.form()
     if kind is int and not -_LARGEST_INT < content < _LARGEST_INT:
