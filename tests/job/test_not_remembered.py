@@ -268,7 +268,6 @@ LARGE: dict[str, tuple[Callable[[], Any], str]] = {
     "tuples in a set": (lambda: {(each, 0) for each in range(10_000)}, "large"),
     "objects": (lambda: [Best(0.5, 1) for _ in range(10_000)], "large"),
     "tensors": (lambda: [torch.ones(1)] * 10_000, "large"),
-    "fewer tensors": (lambda: [torch.ones(1)] * 1_000, r"large.\d+"),
     "arrays": (lambda: [np.ones(1)] * 10_000, "large"),
 }
 

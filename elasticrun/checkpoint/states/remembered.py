@@ -32,10 +32,9 @@ from elasticrun.checkpoint.states.values import SHARDED_KINDS
 _MOST_COPIED = 1 << 10  # Elements of a tensor or an array; most that count are small.
 _MOST_VALUES = 1 << 14  # In one container, if not all of them are plain,
 _MOST_PLAIN = 1 << 16  # or if they are: at once, or in all of a state at a boundary.
-# That takes two milliseconds. A plain value counts as one there, or as so many more
+# That takes milliseconds. A plain value counts as one there, or as so many more
 _FOR_MIXED = 3  # where others are beside it,
-_FOR_OTHER = 32  # each of which counts as this,
-_FOR_TENSOR = 128  # and a tensor as that, too.
+_FOR_OTHER = 32  # each of which counts as this, a tensor or a container, too.
 _LARGEST_INT = 1 << 2000  # In a form: unpicklers that execute nothing refuse others.
 _DEEPEST = 32  # Deeper values may contain themselves.
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
@@ -392,8 +391,6 @@ def _are_fixed(kinds: set[type[Any]]) -> bool:
 
 
 def _remember_tensor(value: torch.Tensor, walk: _Walk) -> _Node:
-    if not walk.may_copy(_FOR_TENSOR):
-        return walk.note_unknown(None)
     is_small = not _is_sharded(value) and value.numel() <= _MOST_COPIED
     is_lazy = value.is_conj() or value.is_neg()  # Its bytes are not its values.
     if not is_small and (is_lazy or walk.tensors is not None):
