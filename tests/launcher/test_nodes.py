@@ -141,7 +141,7 @@ import runpy
 from elasticrun.launcher.replica.reporter import Reporter
 
 look = Reporter.look
-Reporter.look = lambda self: look(self) if self._stop_cause else 0.05
+Reporter.look = lambda self: look(self) if self._stop else 0.05
 runpy.run_path({str(PROGRAM)!r}, run_name="__main__")
 """
 
