@@ -98,7 +98,8 @@ class Index:
             with open(self._path, "ab", buffering=0, opener=open_plain) as file:
                 file.write(b"\n" + line)  # What was torn before it ends there.
         except (OSError, ValueError) as error:
-            _warn_that_not_kept(self._path.parent, str(error))
+            with self._lock:  # A cache lets two threads by at once.
+                _warn_that_not_kept(self._path.parent, str(error))
 
     def compact(self) -> None:
         """Write it anew where most of it is of streams that were counted again."""
