@@ -45,6 +45,7 @@ def microseconds_with_rescue(checkpoint_dir: str, num_layers: int) -> float:
     Args:
         num_layers: Each a convolution and a BatchNorm, with Adam and a scheduler.
     """
+    torch.set_num_threads(1)  # What `elasticrun run` gives each of two on two cores.
     elasticrun.init(checkpoint_dir, rescue="always")
     job = elasticrun.current_job()
     layers: list[nn.Module] = []
