@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+import elasticrun
+from elasticrun import AdaptiveDataLoader, AdaptiveDataParallel, ElasticRunError
 from elasticrun.errors import STOPPED
 from elasticrun.testing import GenerationFailed, run_generation, start_generation
 from tests.support.same_bits import LAST, train_all
@@ -82,3 +86,38 @@ def test_each_way_to_train_ends_alike(sizes: tuple[int, int]) -> None:
 def test_more_processes_than_virtual_replicas_are_refused() -> None:
     with pytest.raises(GenerationFailed, match="5 replicas, but virtual_replicas=4"):
         run_generation(train_all, 5, timeout=TIMEOUT)
+
+
+def fail_once(is_tried_again: bool) -> str | list[float]:
+    """Have a backward pass end in an exception behind what it has sent."""
+    torch.set_num_threads(1)
+    elasticrun.init(virtual_replicas=2)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    model = AdaptiveDataParallel(net, optimizer, bucket_cap_mb=1e-4)
+    train = AdaptiveDataLoader(torch.randn(12, 4), 4)
+    for x in train:
+        optimizer.zero_grad()
+        if train.batch_index == 1:
+            hook = net[0].weight.register_hook(lambda _: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                model(x).mean().backward()
+            hook.remove()
+            if not is_tried_again:
+                continue
+        try:
+            model(x).mean().backward()
+        except ElasticRunError as error:
+            return str(error)
+        optimizer.step()
+    return [float(parameter.sum()) for parameter in net.parameters()]
+
+
+def test_what_a_failed_backward_pass_has_sent_is_not_added_to() -> None:
+    one, other = run_generation(fail_once, 2, True, timeout=TIMEOUT)
+    assert "another backward pass began after one had ended in an exception" in one
+    assert one == other
+    one, other = run_generation(fail_once, 2, False, timeout=TIMEOUT)
+    assert isinstance(one, list)
+    assert one == other
