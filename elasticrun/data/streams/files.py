@@ -19,7 +19,8 @@ from torch import Tensor
 
 from elasticrun.data.order.batches import check_size
 from elasticrun.data.streams.index import STRIDE, Scan
-from elasticrun.data.streams.streams import Chained, Paths, Streams, paths_of
+from elasticrun.data.streams.paths import Paths, paths_of
+from elasticrun.data.streams.streams import Chained, Streams
 from elasticrun.errors import ElasticRunError
 from elasticrun.logger import Logger
 
