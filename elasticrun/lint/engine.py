@@ -230,7 +230,7 @@ def _reported(
         if not options.wants(finding.code):
             continue
         if finding.path not in asked_for and finding.code != conversion.ER003.code:
-            finding = finding._replace(severity=lowered(finding.severity, 1))
+            finding = finding._replace(severity=lowered(finding.severity))
         if finding.severity == "H" and not options.pedantic:
             continue
         best = kept.setdefault(finding.order, finding)

@@ -200,20 +200,17 @@ class DataLoop(WalkedLoop):
     `remaining_steps_until` is one too, without a loader.
 
     Attributes:
-        sure: False if only a name says that it is a loop over an elastic loader.
         is_elastic: False for a loop over a plain DataLoader.
     """
 
     text: str
     loader: Value
-    _: KW_ONLY
-    sure: bool
     is_elastic: bool
 
     @property
     def is_inner(self) -> bool:
         """Whether it belongs to a batch of another loop, and so has no boundary."""
-        return self.outer is not None and self.outer.sure
+        return self.outer is not None
 
     def around(self) -> Iterator[DataLoop]:
         """Yield the loops in whose bodies it stands, the nearest first."""

@@ -1,4 +1,4 @@
-"""What the walk knows about a value: its kind, how sure, and what stands behind it."""
+"""What the walk knows about a value: its kind, and what stands behind it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ class Value:
 
     Attributes:
         name: A dotted external name, or what the program calls it.
-        sure: Known by its constructor; False if only a name speaks for it.
         taints: What it was computed from: `rank`, `random`, `time`, `epoch`, ...
         parts: The elements of a sequence, or what a wrapper wraps.
         attrs: Attributes, or items of a dictionary by constant key.
@@ -83,7 +82,6 @@ class Value:
     kind: Kind
     name: str = ""
     _: KW_ONLY
-    sure: bool = True
     taints: frozenset[str] = NO_TAINTS
     parts: list[Value] = field(default_factory=list)
     attrs: dict[Any, Value] = field(default_factory=dict)
@@ -202,7 +200,7 @@ class Class:
 
 def unknown(name: str = "", taints: frozenset[str] = NO_TAINTS) -> Value:
     """Return a value of which at most the name is known."""
-    return Value("unknown", name, sure=False, taints=taints)
+    return Value("unknown", name, taints=taints)
 
 
 def constant(value: object) -> Value:
@@ -280,10 +278,10 @@ def merged(first: dict[str, Value], second: dict[str, Value]) -> dict[str, Value
 def element_of(value: Value) -> Value:
     """Return an element of what is iterated, in no particular pass."""
     if value.kind == "param_groups":
-        return Value("group", value.name, sure=value.sure, owner=value.owner)
+        return Value("group", value.name, owner=value.owner)
     if value.kind in ("param", "model"):
         return value
-    objects = [part for part in value.parts if part.is_object]
+    objects = [each for each in value.parts if each.is_object or each.kind == "tuple"]
     is_held = bool(objects) and value.kind in ("tuple", "list")
     return objects[0] if is_held else unknown(taints=value.taints)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import Event, Guard, Site, Step
 from elasticrun.lint.naming import written
-from elasticrun.lint.program import Program, doubts
+from elasticrun.lint.program import Program
 from elasticrun.lint.values import Arguments
 
 ER305 = Rule(
@@ -84,7 +84,7 @@ def _each_micro_batch(program: Program) -> Iterator[Finding]:
                 f"{loop.line}, not once a step"
             )
             at = program.called_at(event, loop.step.call)
-            yield program.finding(ER308, at, message, doubts=doubts(event.value, loop))
+            yield program.finding(ER308, at, message)
 
 
 _UNWEIGHED = {
@@ -106,7 +106,7 @@ def _losses(program: Program) -> Iterator[Finding]:
             continue
         if loop is not None and whats and "AdaptiveDataParallel" in names:
             message = f"the loss is {whats[0]}: a step depends on how its batch is cut"
-            yield program.finding(ER309, event, message, doubts=doubts(loop))
+            yield program.finding(ER309, event, message)
 
 
 _LENGTH = re.compile(r"\blen\(|\.sum\(|\.size\(|\.shape\[|\.numel\(")
@@ -139,7 +139,7 @@ def _padding(program: Program) -> Iterator[Finding]:
             "this counts all samples of a batch, but the last batch of the loop over "
             f"{loop.text} at line {loop.line} may be padded"
         )
-        yield program.finding(ER312, event, message, doubts=doubts(loop))
+        yield program.finding(ER312, event, message)
 
 
 def _quotients(program: Program) -> Iterator[Finding]:
@@ -172,7 +172,7 @@ def _left_out(program: Program) -> Iterator[Finding]:
                     "replica's part of the batch, and the other replicas wait in theirs"
                 )
                 at = Site(guard.test, event.step)
-                yield program.finding(rule, at, message, doubts=doubts(event.step.loop))
+                yield program.finding(rule, at, message)
 
 
 def _deciding(program: Program, event: Event, alike: set[Step]) -> Guard | None:

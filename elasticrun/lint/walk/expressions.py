@@ -35,7 +35,7 @@ def _evaluate_name(walk: Walk, node: ast.Name) -> Value:
         walk.read((owner.uid, node.id), node)
         if value.is_container or value.is_durable or _may_hold(value):
             walk.read((value.uid, "[]"), node)
-    if value.kind == "unknown" and naming.hint(node.id) == "rank":
+    if value.kind == "unknown" and naming.is_rank(node.id):
         value.taints |= {"rank"}
     return value
 
@@ -243,10 +243,10 @@ def _other_attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value
     if name in _SAME_OBJECT and base.kind in ("model", "param", "instance"):
         return base
     if name == "param_groups" and base.kind in ("optimizer", "unknown"):
-        return Value("param_groups", base.name, sure=base.sure, owner=base)
+        return Value("param_groups", base.name, owner=base)
     is_own_model = base.kind == "instance" and base.cls and base.cls.role == "model"
     if base.kind in ("model", "ema") or is_own_model:
-        return Value("param", name, sure=base.sure, owner=base)
+        return Value("param", name, owner=base)
     child = unknown(f"{base.name}.{name}" if base.name else name, base.taints)
     if base.kind in ("loader", "plain_loader"):
         if name == "dataset" and base.parts:

@@ -6,7 +6,6 @@ import ast
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 
-from elasticrun.lint import naming
 from elasticrun.lint.graph import OPTIMIZER, TEST, DataLoop, EpochLoop, Step, WalkedLoop
 from elasticrun.lint.naming import last_name, written
 from elasticrun.lint.values import (
@@ -29,7 +28,8 @@ from elasticrun.lint.walk.walk import Body, Evaluate, Frame, Leaving, RunStateme
 
 MAX_ELEMENTS = 8  # of a container, for each of which a loop's body is walked through
 MAX_YIELDS = 4  # of one generator, each of which runs the loop's body
-_ITERATED = frozenset(("generator", "iterator", "wrapped", "loader", "plain_loader"))
+_LOADERS = ("loader", "plain_loader")
+_ITERATED = frozenset(("generator", "iterator", "wrapped", *_LOADERS))
 _COUNTING = frozenset(("trange", "count"))
 _BATCH = frozenset(("batch",))
 _TRUE = frozenset(("epoch",))  # a number that does not depend on restarts
@@ -41,7 +41,7 @@ def iterate(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
         _wrapped(walk, value, node, body)
     elif value.kind == "iterator" and value.parts:
         walk.iterate(value.parts[0], node, body)
-    elif value.kind == "steps" or _is_loader(value):
+    elif value.kind in ("steps", *_LOADERS):
         _data_loop(walk, value, node, body)
     elif value.kind == "epochs":
         _epoch_loop(walk, value, node, body)
@@ -70,11 +70,6 @@ def _object_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
             body(call_function(walk, ask, node, Arguments()))
     else:
         walk.iterate(made if made.kind in _ITERATED else unknown(), node, body)
-
-
-def _is_loader(value: Value) -> bool:
-    is_named_so = value.kind == "unknown" and naming.hint(value.name) == "loader"
-    return is_named_so or value.kind in ("loader", "plain_loader")
 
 
 def _few_elements(value: Value) -> list[Value]:
@@ -126,7 +121,7 @@ def _weight(value: Value, depth: int = 6) -> int:
     if value.kind in ("wrapped", "iterator"):
         parts = value.parts if depth else []
         return max((_weight(part, depth - 1) for part in parts), default=0)
-    if value.kind == "generator" or _is_loader(value):
+    if value.kind in ("generator", *_LOADERS):
         return 4
     if value.defines("__iter__"):
         return 3
@@ -196,12 +191,10 @@ def _unrolled(walk: Walk, elements: list[Value], node: ast.AST, body: Body) -> N
 
 def _data_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     """Walk through a loop over a loader, or over `remaining_steps_until`."""
-    is_sure = value.kind != "unknown" and value.sure
     is_elastic = value.kind != "plain_loader"
     loop = DataLoop(
-        walk.step(node), walk.plain_loops, _loop_text(node), value, sure=is_sure,
-        is_elastic=is_elastic,
-    )  # fmt: skip
+        walk.step(node), walk.plain_loops, _loop_text(node), value, is_elastic
+    )
     walk.graph.loops.append(loop)
     with looping(walk, loop.step, loop):
         outer = walk.loop

@@ -61,12 +61,15 @@ def change(walk: Walk, it: MethodCalled) -> Value:
 
 def items(_: Walk, it: MethodCalled) -> Value:
     """Return the items of a dictionary, its keys or its values."""
-    attrs = it.receiver.attrs
-    parts = [constant(key) for key in attrs] if it.name == "keys" else [*attrs.values()]
+    known = it.receiver.attrs.items()
+    pairs = [(constant(key), value) for key, value in known]
+    pairs += [(unknown(), value) for value in it.receiver.parts]
     if it.name == "items":
-        parts = [Value("tuple", parts=[constant(k), v]) for k, v in attrs.items()]
-    taints = it.receiver.taints | taints_of(attrs.values())
-    is_complete = it.receiver.is_complete and bool(attrs)
+        parts = [Value("tuple", parts=[*pair]) for pair in pairs]
+    else:
+        parts = [pair[it.name == "values"] for pair in pairs]
+    taints = it.receiver.taints | taints_of(value for _, value in pairs)
+    is_complete = it.receiver.is_complete and bool(known)
     return Value("list", parts=parts, taints=taints, is_complete=is_complete)
 
 
@@ -129,7 +132,7 @@ def load(walk: Walk, it: MethodCalled) -> Value:
 
 def parameters(_: Walk, it: MethodCalled) -> Value:
     """Return parameters of a model."""
-    return Value("param", it.name, sure=it.receiver.sure, owner=it.receiver)
+    return Value("param", it.name, owner=it.receiver)
 
 
 def change_parameters(walk: Walk, it: MethodCalled) -> Value:
