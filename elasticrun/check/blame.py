@@ -26,7 +26,7 @@ from elasticrun.check.source import (
 )
 from elasticrun.lint.finding import Finding
 
-_LOST_RULES = ("ER301", "ER306", "ER302", "ER304", "ER307", "ER305")
+_LOST_RULES = ("ER301", "ER306", "ER302", "ER304", "ER307")
 _FILE_RULES = ("ER104", "ER105")
 _LOST_RULE = "ER301"  # Where the linter has nothing.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,6 +144,8 @@ def _complain(text: str) -> None:
 def _report(result: LintResult, form: str) -> str:
     """Return all findings in one of the forms that the command line offers."""
     if form == "json":
+        import json
+
         return json.dumps(_as_json(result), indent=2)
     as_lines = {"text": _text, "github": _github}[form]
     lines = [as_lines(each) for each in result.findings]

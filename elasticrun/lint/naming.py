@@ -229,7 +229,6 @@ TAINTS_OF_ATTRIBUTES = {
         "rank",
     ),
     **dict.fromkeys(named("world_size num_processes num_replicas"), "world_size"),
-    "is_step": "is_step",
     **dict.fromkeys(named("num_valid loss_weight"), "valid"),
 }
 

@@ -19,7 +19,7 @@ next_uid = itertools.count(1).__next__  # of values and of frames, which have pl
 #   Not the same in each process or start: rank, world_size, generation (the number of
 #   restarts), time, entropy (such as a process's number), random (a draw).
 #   Of loops: epoch (a number that a restart brings back), enumerated (one that begins
-#   at 0 again), modulo (a remainder of something else), batch, is_step.
+#   at 0 again), modulo (a remainder of something else), batch.
 #   Of batches: valid (it leaves padding out), num_batches, accumulated (a sum that an
 #   Accumulator has).
 #   Of tests: once (`once(key)`), exists (whether a file does).

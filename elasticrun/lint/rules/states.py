@@ -171,7 +171,6 @@ _DONE = {
     "optimizer": "optimizer stepped",
     "scaler": "gradient scaler updated",
     "ema": "averaged weights updated",
-    "average": "averaged weights updated",
     "weights": "weights changed",
     "loaded": "state loaded over that of the checkpoint",
     "update": "updated from its own value",

@@ -194,7 +194,7 @@ def _in_one_epoch(program: Program) -> Iterator[Finding]:
 
 def _set_by_apply(event: Event) -> str:
     """Return the function that `apply` is given, if it sets how modules train."""
-    if event.how != "apply" or not isinstance(event.at, ast.Call):
+    if event.name != "apply" or not isinstance(event.at, ast.Call):
         return ""
     given = map(written, event.at.args)
     return next((text for text in given if _SETTING.search(text)), "")

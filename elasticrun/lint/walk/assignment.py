@@ -207,14 +207,11 @@ def _note_change(
         walk.note(node, "set up", base, text=text)
     if field and base.kind == "param":
         if field == "data" and how == "update":
-            walk.note(node, "trained", base.owner, role="weights", how="in place")
+            walk.note(node, "trained", base.owner, role="weights")
         return
     # What a group of an optimizer's has is the optimizer's.
     owner = base.owner or base if base.kind == "group" else base
-    holds_parameters = any(each.kind == "param" for each in (owner, *owner.parts))
-    if how == "update" and owner.kind != "optimizer" and holds_parameters:
-        walk.note(node, "trained", owner, role="average")
-    elif owner.kind == "accumulator":
+    if owner.kind == "accumulator":
         if "world_size" in taints:
             owner.taints -= {"accumulated"}  # a mean of all replicas
         walk.note(node, "added", owner, taints=taints)

@@ -131,7 +131,7 @@ def _by_row(walk: Walk, row: Row | None, it: Called) -> Value | None:
     receiver = it.receiver if isinstance(it, MethodCalled) else None
     if row.event is not None:
         walk.note(
-            it.node, row.event, receiver, name=it.name, role=row.role, how=it.name,
+            it.node, row.event, receiver, name=it.name, role=row.role,
             text=it.text, given=it, taints=it.taints, plain_loops=walk.plain_loops,
         )  # fmt: skip
     if row.gives == "nothing":

@@ -100,14 +100,11 @@ def is_seeded(walk: Walk, name: str) -> bool:
 
 
 def change_weights(walk: Walk, it: Called) -> Value:
-    """Note that weights are changed in place: those of a model, or many at once."""
+    """Note that weights are changed in place."""
     given = [each for first in it.args[:1] for each in (first, *first.parts)]
     found = [each.owner for each in given if each.kind == "param"]
-    if not found and it.last.startswith("_foreach_"):
-        return unknown()
     weights = next(iter([*found, *given]), None)
-    how = it.last.removeprefix("_foreach_")
-    walk.note(it.node, "trained", weights, role="weights", how=how)
+    walk.note(it.node, "trained", weights, role="weights")
     return unknown()
 
 

@@ -20,7 +20,7 @@ from elasticrun.lint.walk.losses import NUMBER, SELECTED, taints_of_method
 from elasticrun.lint.walk.walk import Walk
 
 _HARMLESS_IN_PLACE = named(
-    "requires_grad_ copy_ detach_ zero_grad retain_grad share_memory_ register_"
+    "requires_grad_ detach_ zero_grad retain_grad share_memory_ register_"
 )
 _SENDERS = named(
     "client session requests producer smtp server bot webhook slack notifier api sqs "
@@ -140,11 +140,8 @@ def change_parameters(walk: Walk, it: MethodCalled) -> Value:
     model = it.receiver.owner or it.receiver
     is_in_place = it.name.endswith("_") and not it.name.startswith("_")
     is_in_place |= it.name in ("apply", "reset_parameters")
-    how = it.name if is_in_place and it.name not in _HARMLESS_IN_PLACE else ""
-    if it.name == "copy_":
-        how = "in place"
-    if how:
-        walk.note(it.node, "trained", model, role="weights", how=how)
+    if is_in_place and it.name not in _HARMLESS_IN_PLACE:
+        walk.note(it.node, "trained", model, role="weights")
     return it.receiver
 
 

@@ -217,9 +217,7 @@ _COLLECTIVE = (
 # Functions of whole modules; then come those that make objects, which naming.py knows.
 _PATTERNS = {
     _COLLECTIVE: Row(do=externals.agree),
-    r"^torch\.(?:nn\.init\.|_foreach_\w+_$)|(?:^|\.)prune(?:\.|$)": Row(
-        do=externals.change_weights
-    ),
+    r"^torch\.nn\.init\.|(?:^|\.)prune(?:\.|$)": Row(do=externals.change_weights),
     r"^sklearn\.(?:model_selection|utils)\.": Row(do=externals.split),
     r"^pathlib\.": Row(gives="alike", taint="path"),
     r"^gym(?:nasium)?\.wrappers\.": Row(gives="first"),
