@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 CLEAN, FOUND, COULD_NOT = 0, 1, 2
 _PAGES = Path(__file__).with_name("pages")
-FORMATS = ("text", "json", "github")
-_GITHUB = {"E": "error", "W": "warning", "H": "notice"}
+FORMATS = ("text", "json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -147,13 +146,7 @@ def _report(result: LintResult, form: str) -> str:
         import json
 
         return json.dumps(_as_json(result), indent=2)
-    as_lines = {"text": _text, "github": _github}[form]
-    lines = [as_lines(each) for each in result.findings]
-    if form == "github":
-        for each in result.problems:
-            position = f"file={_property(each.path)},line={each.line}"
-            lines.append(f"::error {position},title=elasticrun::{_data(each.message)}")
-    return "\n".join(lines)
+    return "\n".join(map(_text, result.findings))
 
 
 def _text(finding: Finding) -> str:
@@ -178,20 +171,3 @@ def _as_json(result: LintResult) -> dict[str, Any]:
         "problems": [each._asdict() for each in result.problems],
         "elastic": [each.name for each in result.modules if each.leads_to_elastic],
     }
-
-
-def _github(finding: Finding) -> str:
-    position = (
-        f"file={_property(finding.path)},line={finding.line},col={finding.column}"
-    )
-    text = _data(f"{finding.message}. Help: {finding.help}")
-    level = _GITHUB[finding.severity]
-    return f"::{level} {position},title=elasticrun {finding.code}::{text}"
-
-
-def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -56,7 +56,7 @@ def lint_paths(paths: Iterable[Path], options: LintOptions | None = None) -> Lin
                 )
             result.problems.append(LintProblem(str(path), 1, text))
             continue
-        for file in python_files(path, options.excludes):
+        for file in python_files(path):
             is_notebook = file.suffix == ".ipynb"
             module = None if is_notebook else project.load(file, str(file))
             if module is not None:

@@ -279,8 +279,8 @@ What = Literal[
     # of the states is known; an object that rules ask for, by its role.
     "state", "unseen states", "made",
     # A step or another change of what is trained, by its role: `scheduler`,
-    # `optimizer`, `scaler`, `ema`, `weights` changed otherwise, `loaded` for a state that
-    # replaces the one there.
+    # `optimizer`, `scaler`, `ema`, `weights` changed otherwise, `loaded` for a state
+    # that replaces the one there.
     "trained",
     "backward",  # gradients are computed of a loss with these taints
     "weighed",  # a loss, by the `weigh` of a model
