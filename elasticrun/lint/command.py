@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from elasticrun.lint.finding import Finding
 
 CLEAN, FOUND, COULD_NOT = 0, 1, 2
+_WORDS = {"E": "error", "W": "warning"}
 _PAGES = Path(__file__).with_name("pages")
 FORMATS = ("text", "json")
 
@@ -129,6 +130,7 @@ def rule_main(options: argparse.Namespace) -> int:
             status = COULD_NOT
         else:
             _say((_PAGES / f"{code}.md").read_text(encoding="utf-8"))
+            _say(f"Severity: {_WORDS[RULES[code].severity]}.")
     return status
 
 
