@@ -53,7 +53,6 @@ from elasticrun.lint.options import LintOptions
 _MOST_WATCHED = 200  # Fields at once, in a search for the lines that change them.
 _NUM_SWEEPS = 2  # Runs of a sweep, each with half of its restarts.
 _NUM_KILLS = 3
-MOST_RUNS = 10  # What is not looked at for that is said.
 
 
 @dataclass(frozen=True)
@@ -218,8 +217,6 @@ class Checker:
         report = self._report
         try:
             for name, stage in self._stages():
-                if not self._has_room(report.not_compared, f"the stage {name}"):
-                    continue
                 text = stage()
                 report.stages.append(Stage(name, text))
                 self._say(f"{name}: {text}")
@@ -393,15 +390,6 @@ class Checker:
 
     # Runs.
 
-    def _has_room(self, notes: list[str], otherwise: str) -> bool:
-        """Return whether there may be more runs; note what happens if there may not."""
-        if self._runs.num_runs < MOST_RUNS:
-            return True
-        note = f"{otherwise}, since there were {self._runs.num_runs} runs"
-        if note not in notes:
-            notes.append(note)
-        return False
-
     def _base(self) -> CheckedRun:
         """Return the run without a restart, and with no other number of replicas."""
         return self._runs.baseline(self._size, is_float64=self._scope.is_float64)
@@ -480,8 +468,6 @@ class Checker:
         if not self._scope.places:
             whole = whole.until_generation(run.generation_of(differences[-1].key))
         for scenario in [*self._shorter(whole), whole]:
-            if not self._has_room(self._report.notes, "not every cause was looked for"):
-                break
             closer = self._runs.run(scenario, watched=watched)
             found = self._runs.differences(self._runs.baseline_of(scenario), closer)
             if found:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import collections
 import re
 from collections.abc import Iterable
 from typing import TypeVar
 
 from elasticrun.lint import naming
-from elasticrun.lint.naming import named, written
+from elasticrun.lint.naming import named
 from elasticrun.lint.project import Module, Project
 from elasticrun.lint.values import Arguments, Class, Value
 from elasticrun.lint.walk import (
@@ -90,10 +89,7 @@ def _leading_to_elastic(
 
 def _is_worth_it(module: Module, function: Function, leading: set[str]) -> bool:
     """Return whether a function that nobody calls leads to something elastic."""
-    loops = (each for each in ast.walk(function) if isinstance(each, ast.For))
-    return not leading.isdisjoint(_words(module, function)) or any(
-        "loader" in written(each.iter).lower() for each in loops
-    )
+    return not leading.isdisjoint(_words(module, function))
 
 
 def _words(module: Module, function: Function) -> set[str]:
