@@ -63,8 +63,6 @@ class Scope:
         places: Where to restart; empty for all stages.
         sizes: Numbers of replicas; with places, those of one generation after another.
         is_killed: Whether replicas are killed as well as stopped.
-        is_float64: Whether every run computes in double precision, and nothing may
-            depend on the number of replicas.
         ignored: Patterns of fields and files that may differ.
         command: The command that reproduces something, for the options of a scenario.
     """
@@ -72,7 +70,6 @@ class Scope:
     places: tuple[RestartPlace, ...]
     sizes: tuple[int, ...]
     is_killed: bool
-    is_float64: bool
     ignored: tuple[str, ...]
     command: Callable[[Sequence[str]], list[str]]
 
@@ -169,16 +166,16 @@ class CheckRuns:
             run, first.boundaries, source=self.runner.source, finder=self.finder
         )
 
-    def baseline(self, size: int, *, is_float64: bool) -> CheckedRun:
+    def baseline(self, size: int, *, is_float64: bool = False) -> CheckedRun:
         """Return the run without a restart with so many replicas."""
         scenario = Scenario((size,), is_float64=is_float64)
         if scenario not in self._baselines:
             self._baselines[scenario] = self.run(scenario)
         return self._baselines[scenario]
 
-    def two_baselines(self, size: int, *, is_float64: bool) -> list[CheckedRun]:
+    def two_baselines(self, size: int) -> list[CheckedRun]:
         """Return two runs without a restart, to see what differs by itself."""
-        scenario = Scenario((size,), is_float64=is_float64)
+        scenario = Scenario((size,))
         runs = list(self.run_each([scenario, scenario]))
         self._baselines[scenario] = runs[0]
         return runs
@@ -247,7 +244,7 @@ class Checker:
 
     def _check_baseline(self) -> str:
         runs, script = self._runs, self._runner.source.script
-        base, again = runs.two_baselines(self._size, is_float64=self._scope.is_float64)
+        base, again = runs.two_baselines(self._size)
         if not base.boundaries:
             raise Problem(
                 ExitCode.USAGE,
@@ -305,9 +302,7 @@ class Checker:
         places, sizes = self._scope.places, self._scope.sizes
         if len(sizes) == 1:
             sizes = sizes * (len(places) + 1)
-        scenario = Scenario(
-            sizes, places, self._scope.is_killed, self._scope.is_float64
-        )
+        scenario = Scenario(sizes, places, self._scope.is_killed)
         if scenario.is_resized:
             scenario = scenario._replace(is_float64=self._widens)
             problem = self._problem_in_float64()
@@ -369,7 +364,7 @@ class Checker:
         differences = self._runs.differences(base, other)
         self._comparable[size] = not differences
         is_trained = any(is_tensor(each.expected) for each in differences)
-        if is_trained and self._widens and not self._scope.is_float64:
+        if is_trained and self._widens:
             self._report.not_compared.append(
                 f"{replicas_in_words(size)} in place of {self._size}: "
                 f"{differences[0].name} differs by more than rounding without any "
@@ -377,8 +372,7 @@ class Checker:
             )
         elif differences:
             sizes = ",".join(map(str, self._scope.sizes))
-            words = ["--replicas", sizes, *["--float64"] * self._scope.is_float64]
-            command = self._scope.command(words)
+            command = self._scope.command(["--replicas", sizes])
             result = Result(other.scenario, differences, [], command, base.scenario)
             self._report.results.append(result)
         return not differences
@@ -392,12 +386,12 @@ class Checker:
 
     def _base(self) -> CheckedRun:
         """Return the run without a restart, and with no other number of replicas."""
-        return self._runs.baseline(self._size, is_float64=self._scope.is_float64)
+        return self._runs.baseline(self._size)
 
     @property
     def _widens(self) -> bool:
         """Whether numbers of replicas are compared in double precision."""
-        return self._scope.is_float64 or self._base().num_virtual is None
+        return self._base().num_virtual is None
 
     def _problem_in_float64(self) -> Problem | None:
         """Return why the program cannot be run in double precision, if it cannot."""
@@ -413,7 +407,7 @@ class Checker:
 
     def _restarted_at(self, *places: RestartPlace) -> Scenario:
         sizes = (self._size,) * (len(places) + 1)
-        return Scenario(sizes, places, is_float64=self._scope.is_float64)
+        return Scenario(sizes, places)
 
     def _try(self, scenarios: Sequence[Scenario]) -> None:
         """Run the script in each scenario once, and report what that changes."""
