@@ -270,7 +270,6 @@ def _run_class_def(walk: Walk, node: ast.ClassDef) -> None:
                     cls.constants[target.id] = each.value
     cls.role = _role_of(cls)
     walk.frame.env[node.name] = Value("class", node.name, node=node, cls=cls)
-    walk.classes.append(cls)
 
 
 # Imports.

@@ -28,7 +28,6 @@ from elasticrun.lint.graph import (
 )
 from elasticrun.lint.project import Module, Project, statements_of
 from elasticrun.lint.values import (
-    Class,
     MethodDef,
     Value,
     constant,
@@ -190,7 +189,6 @@ class Walk:
         self.handlers = handlers
         self.graph = Graph()
         self.events: list[Event] = []
-        self.classes: list[Class] = []
         self.objects: list[Value] = []
         self.bases: dict[int, Value] = {}
         self.here: list[Step] = []
