@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-import re
-from collections.abc import Iterable
-
 from elasticrun.lint.project import Module, Project
 from elasticrun.lint.values import Arguments, Value
 from elasticrun.lint.walk import (
@@ -42,15 +38,15 @@ def walk_through(project: Project, module: Module) -> Walk:
     frame = functions.load_module(walk, module)
     if frame is None:
         return walk
+    own = [
+        value
+        for value in frame.env.values()
+        if isinstance(value.node, Function) and value.frame is frame
+    ]
     with walk.inside(frame):
-        known = {
-            value.node: value
-            for value in frame.env.values()
-            if isinstance(value.node, Function) and value.frame is frame
-        }
-        for function in _callers_first(module, known):
-            if function not in walk.visited:
-                _enter_alone(walk, known[function])
+        for function in reversed(own):  # Callers mostly stand behind what they call.
+            if function.node not in walk.visited:
+                _enter_alone(walk, function)
     return walk
 
 
@@ -64,13 +60,3 @@ def _enter_alone(walk: Walk, value: Value) -> None:
     inner = Frame(walk.frame.module, function, outer=value.frame)
     bind(walk, value, inner, Arguments())
     run_function(walk, function, inner, function)
-
-
-def _callers_first(module: Module, functions: Iterable[Function]) -> list[Function]:
-    """Return functions, those first whose names stand in no other one's text."""
-    named_in: collections.Counter[str] = collections.Counter()
-    functions = list(functions)
-    for each in functions:
-        lines = module.lines[each.lineno - 1 : each.end_lineno]
-        named_in.update(set(re.findall(r"[^\W\d]\w*", "\n".join(lines))))
-    return sorted(functions, key=lambda each: named_in[getattr(each, "name", "")] > 1)
