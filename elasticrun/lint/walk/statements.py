@@ -149,13 +149,7 @@ def _run_try(walk: Walk, node: ast.Try) -> None:
     entry = walk.step(node)
     first, before = len(walk.graph.steps), dict(walk.frame.env)
     walk.run(node.body)
-    has_loop = any(each.step.number >= first for each in walk.graph.loops)
-    # Of a body with a dataset loop only the loop is taken to raise.
-    raising = [
-        step
-        for step in walk.graph.steps[first:]
-        if not has_loop or step.loop is not None
-    ]
+    raising = walk.graph.steps[first:]
     walk.run(node.orelse)
     _run_handlers(walk, node, [entry, *raising], before)
     if node.finalbody and not walk.here:
