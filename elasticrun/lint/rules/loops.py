@@ -135,9 +135,8 @@ def _ranges(program: Program) -> Iterator[Finding]:
             continue
         outermost = event.plain_loops[0]
         is_counting = outermost in counted or _counts(outermost)
-        if outermost in seen or not is_counting:
-            continue
-        if not asking & set(event.plain_loops):
+        is_asking = bool(asking & set(event.plain_loops))
+        if is_counting and outermost not in seen and not is_asking:
             seen.add(outermost)
             message = (
                 "training loop without a boundary: the job neither saves nor stops "

@@ -63,7 +63,8 @@ def items(_: Walk, it: MethodCalled) -> Value:
     """Return the items of a dictionary, its keys or its values."""
     known = it.receiver.attrs.items()
     pairs = [(constant(key), value) for key, value in known]
-    pairs += [(unknown(), value) for value in it.receiver.parts]
+    others = (each for each in it.receiver.parts if each.kind != "ext")  # a factory
+    pairs += [(unknown(), value) for value in others]
     if it.name == "items":
         parts = [Value("tuple", parts=[*pair]) for pair in pairs]
     else:
