@@ -198,9 +198,9 @@ class Class:
         return None
 
 
-def unknown(name: str = "", taints: frozenset[str] = NO_TAINTS) -> Value:
-    """Return a value of which at most the name is known."""
-    return Value("unknown", name, taints=taints)
+def unknown(taints: frozenset[str] = NO_TAINTS) -> Value:
+    """Return a value of which nothing is known but what it was computed from."""
+    return Value("unknown", taints=taints)
 
 
 def constant(value: object) -> Value:
@@ -249,11 +249,11 @@ def join(first: Value, second: Value) -> Value:
     if all(vague):
         one, other = first.constant, second.constant
         if first.in_epoch and second.in_epoch:  # New in each, whichever it is.
-            return unknown(first.name or second.name, first.taints | second.taints)
+            return unknown(first.taints | second.taints)
         if first.kind == second.kind == "unknown":
             first.taints |= second.taints
         elif type(one) is not type(other) or one != other or first.kind != second.kind:
-            return unknown(first.name or second.name, first.taints | second.taints)
+            return unknown(first.taints | second.taints)
         return first
     if any(vague):
         return second if vague[0] else first

@@ -85,7 +85,6 @@ def _call_external(walk: Walk, name: str, node: ast.Call) -> Value:
         own = ELASTIC.get(elastic, Row())
         made = _by_row(walk, own, called(walk, elastic, node, own.sink or VALUE))
         assert made is not None
-        made.name = made.name if own.do else elastic
         return made
     row = function_row(name)
     it = called(walk, name, node, row.sink if row is not None else None)
@@ -142,7 +141,7 @@ def _by_row(walk: Walk, row: Row | None, it: Called) -> Value | None:
         return receiver
     if row.gives == "first":
         return it.args[0] if it.args else None
-    return unknown(row.taint, frozenset(row.taint.split()))
+    return unknown(frozenset(row.taint.split()))
 
 
 # The project's classes.

@@ -193,7 +193,7 @@ def bind(walk: Walk, callee: Value, into: Frame, given: Arguments) -> None:
             values[name] = rest.pop(name)
         elif name not in values:
             is_rank = naming.is_rank(name)
-            values[name] = unknown(name, frozenset(("rank",) if is_rank else ()))
+            values[name] = unknown(frozenset(("rank",) if is_rank else ()))
     if spec.vararg is not None:
         values[spec.vararg.arg] = Value("tuple", parts=args[len(names) :])
     if spec.kwarg is not None:

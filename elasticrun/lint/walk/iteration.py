@@ -109,7 +109,7 @@ def _counting(walk: Walk, body: Body) -> Body:
     def counted(element: Value) -> None:
         # A list has no place to continue at, nor has a loop in a batch of another one.
         is_own = walk.loop is not outside and not (walk.loop and walk.loop.is_inner)
-        index = unknown("index", frozenset(("enumerated",) if is_own else ()))
+        index = unknown(frozenset(("enumerated",) if is_own else ()))
         body(Value("tuple", parts=[index, element]))
 
     return counted
@@ -204,9 +204,9 @@ def _data_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
         walk.step(node)  # The head is reached behind the last batch, too.
         _read_dataset(walk, value, node)
         if value.kind == "steps":
-            element = unknown("step", _TRUE)
+            element = unknown(_TRUE)
         else:  # All replicas get all of a plain loader.
-            element = unknown("batch", _BATCH if loop.is_elastic else NO_TAINTS)
+            element = unknown(_BATCH if loop.is_elastic else NO_TAINTS)
         body(element)
         walk.loop = outer
 
@@ -230,7 +230,7 @@ def _epoch_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     walk.graph.epochs.append(loop)
     with looping(walk, loop.step, loop, is_skipped=True):
         outer, walk.epoch = walk.epoch, loop
-        body(unknown("epoch", frozenset(("epoch",))))
+        body(unknown(_TRUE))
         walk.epoch = outer
 
 

@@ -195,7 +195,7 @@ def _change_in_place(walk: Walk, it: MethodCalled, field: ast.Attribute) -> None
     if is_new:  # What it held is not read.
         reads = walk.current.reads
         reads[:] = [each for each in reads if each.at is not field]
-    changed = unknown(it.receiver.name, it.receiver.taints | it.taints)
+    changed = unknown(it.receiver.taints | it.taints)
     walk.assign(field, changed, how="set" if is_new else "update")
 
 

@@ -168,7 +168,7 @@ def _run_handlers(
         walk.step(handler)
         walk.evaluate(handler.type)
         if handler.name:
-            frame.env[handler.name] = unknown(handler.name)
+            frame.env[handler.name] = unknown()
         walk.run(handler.body)
         ends.append((walk.here, frame.env))
     _meet(walk, ends)

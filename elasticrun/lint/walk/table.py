@@ -95,7 +95,7 @@ def _len(_: Walk, it: Called) -> Value | None:
 
 
 def _environ(_: Walk, it: Called) -> Value | None:
-    return unknown("environ", environment_taints(it.args[0])) if it.args else None
+    return unknown(environment_taints(it.args[0])) if it.args else None
 
 
 def _get(walk: Walk, it: MethodCalled) -> Value | None:
@@ -103,7 +103,7 @@ def _get(walk: Walk, it: MethodCalled) -> Value | None:
 
 
 def _count(_: Walk, it: MethodCalled) -> Value:
-    pair = [unknown("batch_index"), it.receiver]
+    pair = [unknown(), it.receiver]
     return Value("wrapped", "zip", parts=pair, node=it.node)
 
 

@@ -108,8 +108,8 @@ class Frame:
         if owner is not None:
             return owner.env[name], owner
         if name in self.bound:  # Further on, so it may be by an earlier turn.
-            return unknown(name), self
-        return external(name) if name in _BUILTINS else unknown(name), None
+            return unknown(), self
+        return external(name) if name in _BUILTINS else unknown(), None
 
 
 @dataclass(eq=False)
