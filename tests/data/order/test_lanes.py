@@ -201,6 +201,7 @@ def plan_of(run: dict[str, Any], rank: int, world_size: int, first: int) -> Loop
     )
 
 
+@pytest.mark.slow(20)
 @given(runs())
 def test_batches_are_the_same_at_any_number_of_replicas(run: dict[str, Any]) -> None:
     """P1, P2 and P4: over restarts with other world sizes."""
