@@ -259,13 +259,16 @@ class GradientHooks:
             return
         self.unhook()
         self._kind, self._hooked = kind, hooked
+        acts_behind = kind == _HIDE
+        if self._virtual is not None:
+            acts_behind = self._virtual.sends_early()
         for held in self._partial.held:
             if not held.parameter.requires_grad:
                 continue
             if kind == _MEASURE and not held.parameter._backward_hooks:
                 self._measure_at_parameter(held)
             else:
-                self._register_at_node(held)
+                self._register_at_node(held, acts_behind=acts_behind)
 
     def _measure_at_parameter(self, held: HeldGradient) -> None:
         def before(gradient: Tensor) -> Tensor | None:
@@ -275,7 +278,7 @@ class GradientHooks:
         register: Any = held.parameter.register_hook
         self._hooks.append(register(before))
 
-    def _register_at_node(self, held: HeldGradient) -> None:
+    def _register_at_node(self, held: HeldGradient, *, acts_behind: bool) -> None:
         node = get_gradient_edge(held.parameter).node
         weighing, weights, dtype = (
             self._weighing,
@@ -291,7 +294,7 @@ class GradientHooks:
 
         self._nodes.append(node)
         self._hooks.append(node.register_prehook(before))
-        if self._kind != _HIDE or (self._virtual and not self._virtual.sends_early()):
+        if not acts_behind:
             return
         after = functools.partial(self._after_adding, held)
         if self._searches_unused:
