@@ -207,7 +207,7 @@ class TreeReduction:
             return {}
         means = [*totals.values()]
         if is_alone:
-            torch._foreach_div_(means, self._num_shares)
+            means = [total.div_(self._num_shares) for total in means]
         else:  # Those are in the buckets.
             means = [*torch._foreach_div(means, self._num_shares)]
         found = dict(zip(totals, means, strict=True))
