@@ -123,7 +123,7 @@ class PartialGradients:
         self.shown_in: MicroBatch | None = None
         self.stepped_in: MicroBatch | None = None
         self.counts_met: set[int | None] = set()
-        self._held_of = {each.parameter: each for each in self.held}
+        self._held_of = {id(each.parameter): each for each in self.held}
         self._weighing = weighing
         self._is_reduced = is_reduced or virtual is not None
         self._virtual = virtual
@@ -334,7 +334,7 @@ class PartialGradients:
     def _of(self, parameters: Iterable[Tensor]) -> Iterator[HeldGradient]:
         """Yield what is held of those parameters that are the module's."""
         for parameter in parameters:
-            if (held := self._held_of.get(parameter)) is not None:
+            if (held := self._held_of.get(id(parameter))) is not None:
                 yield held
 
     def _correct(self) -> Tensor | None:
