@@ -155,13 +155,7 @@ class TreeReduction:
         """Prepare a backward pass behind which gradients are asked for."""
         if len(self._runs) == 1:
             return
-        if self._num_sent:
-            raise ElasticRunError(
-                "another backward pass began after one had ended in an exception, in a "
-                "job with virtual_replicas. Gradients of that one are with the other "
-                "processes by now, and cannot be taken back. Let the exception end the "
-                "process: the job goes on from the batch before."
-            )
+        self.check_complete()
         self._fill_buckets()
         self._num_awaited = [len(bucket.numbers) for bucket in self._buckets]
         self._num_sent, self._is_late = 0, False
@@ -171,9 +165,18 @@ class TreeReduction:
         self._fill_buckets()
         return len(self._buckets) > 1
 
-    def drop(self) -> None:
-        """Forget what was sent in a global batch that was left out."""
-        self._num_sent = 0
+    def check_complete(self) -> None:
+        """Refuse to go on behind a pass that was left when some buckets were sent.
+
+        Others may have come less far, and would take the next ones for those.
+        """
+        if self._num_sent:
+            raise ElasticRunError(
+                "the program went on after a backward pass had ended in an exception, "
+                "in a job with virtual_replicas. Gradients of that pass are with the "
+                "other processes by now, and cannot be taken back. Let the exception "
+                "end the process: the job goes on from the batch before."
+            )
 
     def send_ready(self, number: int, sum_of: SumOf) -> None:
         """Send the buckets that are complete once a parameter has its gradient."""

@@ -63,7 +63,7 @@ class VirtualReduction:
         self._buffers = _ShareBuffers(
             module, is_first=job.rank == 0, send=self._broadcast
         )
-        job.virtual.at_end_of_batch(self._buffers.end_batch, self._buffers.first_ones)
+        job.virtual.at_end_of_batch(self._end_batch, self._buffers.first_ones)
         if not self._is_alone:
             group: Any = dist.group.WORLD
             _verify_param_shape_across_processes(group, parameters)
@@ -72,6 +72,10 @@ class VirtualReduction:
     def _broadcast(self, tensors: list[Tensor]) -> None:
         if not self._is_alone:
             broadcast(tensors)
+
+    def _end_batch(self) -> None:
+        self.tree.check_complete()
+        self._buffers.end_batch()
 
     def begin_forward(self) -> None:
         """Prepare a forward pass in training mode, with gradients or without."""
