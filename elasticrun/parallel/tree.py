@@ -325,8 +325,6 @@ class _Bucket:
 
     def send(self, nodes: list[list[tuple[int, Tensor]]], *, is_late: bool) -> None:
         """Send this process's nodes of each parameter; does not wait. Collective."""
-        if self._work is not None:  # Of a pass that has ended in an exception.
-            self._work.wait()
         firsts, num_parts = self._nodes[self._rank], len(self.numbers)
         marks = [[0.0] * num_parts + [float(is_late)] for _ in firsts]
         places: list[Tensor] = []
@@ -339,8 +337,8 @@ class _Bucket:
                 values.append(value)
         if len(values) < len(firsts) * num_parts:
             self._sent.fill_(-0.0)
-        for row, marked in zip(self._rows, marks, strict=False):
-            places.append(row[-1])
+        for (*_, place), marked in zip(self._rows, marks, strict=False):
+            places.append(place)
             values.append(self._sent.new_tensor(marked))
         torch._foreach_copy_(places, values)
         if self._is_pair:
