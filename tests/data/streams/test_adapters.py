@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,11 @@ from elasticrun import (
     Mixed,
     Packed,
     ParquetRows,
+    TarShards,
     TextLines,
     TokenFiles,
 )
+from elasticrun.data.streams.files import begins_of
 from elasticrun.data.streams.index import STRIDE
 from elasticrun.data.streams.iterables import streams_of
 from tests.support.generations import run_once
@@ -53,7 +57,59 @@ def test_every_sample_once_in_any_place(kind: str, tmp_path: Path) -> None:
 def test_a_tar_shard_is_entered_near_the_sample(tmp_path: Path) -> None:
     shards = KINDS["tar"](tmp_path)
     shards.count_all()
-    assert [shards.mark(3, number)[0] for number in (15, 16, 300)] == [0, 16, 288]
+    assert [shards.mark(3, number)[0] for number in (3, 4, 301)] == [0, 4, 300]
+
+
+def test_large_samples_make_smaller_blocks() -> None:
+    for size, block, remote in ((100, 256, 2**22 // 100), (30_000, 72, 140)):
+        of = [
+            begins_of(name, 100_000, 100_000 * size, stride=4)[1]
+            for name in ("a.tar", "s3://a.tar")
+        ]
+        assert of == [block, -(-remote // 4) * 4]
+    assert begins_of("a.tar.gz", 100, 100).tolist() == []
+
+
+class Read(TarShards):
+    """Shards that note what was read of them."""
+
+    read: list[tuple[int, int]]
+
+    def open(self, stream: int, first: int) -> Iterator[dict[str, Any]]:
+        for number, sample in enumerate(super().open(stream, first), first):
+            self.read.append((stream, number))
+            yield sample
+
+
+def test_a_loop_over_large_samples_begins_with_those_that_it_asks(
+    tmp_path: Path,
+) -> None:
+    for number in range(8):
+        with tarfile.open(tmp_path / f"{number}.tar", "w") as shard:
+            for n in range(200):
+                shard.addfile(tarfile.TarInfo(f"{number * 200 + n}.txt"), io.BytesIO())
+    shards = Read(tmp_path / "*.tar", lanes=4, window=4 * 40)
+    loader = AdaptiveDataLoader(shards, 4, shuffle=True, collate_fn=keys)
+    for epoch in range(3):
+        shards.read = []
+        whole = [batch for batch, _ in loader.read(epoch)]
+        assert sorted(itertools.chain.from_iterable(whole)) == list(range(1600))
+        for first in (0, 7, 200, 370, 399):
+            read = shards.read = []
+            batches = [batch for batch, _ in loader.read(epoch, first)]
+            assert batches == whole[first:]
+            missing = sum(map(len, batches))
+            assert missing <= len(read) <= missing + 4 * 40
+        read = shards.read = []
+        next(loader.read(epoch, 200))
+        for stream in range(8):  # Up to a window where it begins in one, else one.
+            numbers = [number for of, number in read if of == stream]
+            assert len(numbers) <= (1 if 0 not in numbers else 40)
+        assert len(read) < 80
+
+
+def keys(samples: list[dict[str, Any]]) -> list[int]:
+    return [int(sample["__key__"]) for sample in samples]
 
 
 @pytest.mark.slow
