@@ -320,14 +320,14 @@ class ParquetRows(Streams):
 
 
 class TokenFiles(Streams):
-    """Sequences of tokens from binary files, which are mapped into memory.
+    """Sequences of tokens from binary files.
 
     Sample j of a file has its tokens from j * length on, and one more, the target of
     the last one; what is left at the end of a file is left out.
 
     Args:
-        paths: Files of one NumPy type, nothing else in them, or of `numpy.save`'s, with
-            a type of their own; no URLs.
+        paths: Like those of `TextLines`. Files of one NumPy type, nothing else in them,
+            or of `numpy.save`'s, with a type of their own.
         length: Tokens in a sequence, without that one more.
         dtype: The type of a token.
         options: Those of `Streams`.
@@ -340,40 +340,50 @@ class TokenFiles(Streams):
         self._length = check_size("length", length)
         self._dtype = np.dtype(dtype)
 
-    block = STRIDE
-
     @property
     def kind(self) -> str:
         return f"{super().kind} {self._length} {self._dtype}"
 
-    def count(self, stream: int) -> int:
-        return max(len(self._tokens(stream)) - 1, 0) // self._length
+    def scan(self, stream: int) -> Scan:
+        name = self.names[stream]
+        with open_file(name) as file:
+            dtype, begin = self._type_and_begin(name, file)
+            size = file.seek(0, os.SEEK_END) - begin
+        count = max(size // dtype.itemsize - 1, 0) // self._length
+        return Scan(count, begins=begins_of(name, count, size))
 
     def open(self, stream: int, first: int) -> Iterator[Tensor]:
-        tokens = self._tokens(stream)
-        for number in itertools.count(first):
-            begin = number * self._length
-            sequence = tokens[begin : begin + self._length + 1]
-            if len(sequence) <= self._length:
-                return
-            yield torch.from_numpy(sequence.astype(np.int64))
+        with open_file(self.names[stream]) as file:
+            dtype, begin = self._type_and_begin(self.names[stream], file)
+            size = self._length * dtype.itemsize
+            file.seek(begin + first * size)
+            sequence = file.read(dtype.itemsize)
+            while len(read := file.read(size)) == size:
+                sequence += read
+                tokens = np.frombuffer(sequence, dtype).astype(np.int64)
+                yield torch.from_numpy(tokens)
+                sequence = read[-dtype.itemsize :]
 
-    def _tokens(self, stream: int) -> Any:
-        name = self.names[stream]
-        _check_plain(name)
-        with open(name, "rb") as file:
-            begin = file.read(len(_NPY))
-        if not begin:  # Which cannot be mapped.
-            return np.empty(0, self._dtype)
-        if begin != _NPY:
-            return np.memmap(name, self._dtype, mode="r")
-        tokens = np.load(name, mmap_mode="r")
-        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+    def _type_and_begin(self, name: str, file: IO[bytes]) -> tuple[Any, int]:
+        """Return the type of a file's tokens, and the offset of the first one."""
+        if file.read(len(_NPY)) != _NPY:
+            return self._dtype, 0
+        file.seek(0)
+        np.lib.format.read_magic(file)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        if len(shape) != 1 or dtype.kind not in "iu":
             raise ElasticRunError(
-                f"{name} has an array of shape {tokens.shape} and type {tokens.dtype}, "
-                "not a row of tokens. Save one dimension of whole numbers."
+                f"{name} has an array of shape {shape} and type {dtype}, not a row of "
+                "tokens. Save one dimension of whole numbers."
             )
-        return tokens
+        begin = file.tell()
+        size = file.seek(0, os.SEEK_END) - begin
+        if size < shape[0] * dtype.itemsize:
+            raise ElasticRunError(
+                f"{name} has {size} bytes of tokens, and its header says that there "
+                f"are {shape[0]} of {dtype}, so it is torn. Copy the file anew."
+            )
+        return dtype, begin
 
 
 class ResidentShards(Streams):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,25 +161,31 @@ def test_a_shard_of_hugging_faces_is_entered_by_its_state_if_that_is_exact(
     assert not caplog.records
 
 
-def test_tokens_are_sequences_with_their_targets(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["", "file://"])
+def test_tokens_are_sequences_with_their_targets(where: str, tmp_path: Path) -> None:
     tokens = [np.arange(length, dtype=np.uint16) for length in (0, 8, 25, 33)]
     for number, each in enumerate(tokens):
         each.tofile(tmp_path / f"{number}.bin")
-    (tmp_path / "0.bin").write_bytes(b"\1\0")  # A file of none cannot be mapped.
-    files = TokenFiles(tmp_path / "*.bin", 8)
+    files = TokenFiles(f"{where}{tmp_path}/*.bin", 8)
     assert [scan.length for scan in files.scans] == [0, 0, 3, 4]
     assert [files[n][0].item() for n in range(7)] == [0, 8, 16, 0, 8, 16, 24]
     assert all(torch.equal(files[n].diff(), torch.ones(8)) for n in range(7))
 
 
-def test_tokens_that_numpy_has_saved_have_a_type_and_no_header(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["", "file://"])
+def test_tokens_that_numpy_has_saved_have_a_type_and_no_header(
+    where: str, tmp_path: Path
+) -> None:
     tokens = np.arange(70_000, 70_009, dtype=np.int32)
     np.save(tmp_path / "a.npy", tokens)
-    files = TokenFiles(tmp_path / "a.npy", 4)
+    files = TokenFiles(f"{where}{tmp_path}/a.npy", 4)
     assert [*files[0].tolist(), *files[1][1:].tolist()] == tokens.tolist()
     np.save(tmp_path / "b.npy", tokens.reshape(3, 3))
     with pytest.raises(ElasticRunError, match=r"b\.npy has an array of shape \(3, 3\)"):
         len(TokenFiles(tmp_path / "b.npy", 4))
+    os.truncate(tmp_path / "a.npy", os.path.getsize(tmp_path / "a.npy") - 1)
+    with pytest.raises(ElasticRunError, match=r"35 bytes of tokens.* 9 of int32"):
+        len(TokenFiles(f"{where}{tmp_path}/a.npy", 4))
 
 
 def test_braces_stand_for_several_files(tmp_path: Path) -> None:
