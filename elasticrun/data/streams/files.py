@@ -340,6 +340,8 @@ class TokenFiles(Streams):
         self._length = check_size("length", length)
         self._dtype = np.dtype(dtype)
 
+    block = STRIDE  # Where lengths are given.
+
     @property
     def kind(self) -> str:
         return f"{super().kind} {self._length} {self._dtype}"

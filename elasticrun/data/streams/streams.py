@@ -484,8 +484,9 @@ class Streams(InLanes):
         num_before = window - 1 if self._is_shuffled else 0
         # The loop, or a resume, begins in the middle of blocks. Where that takes less
         # time than to read what lies before in the window, this is read when asked.
-        is_near = len(self.scans[stream].marks) > 0 and self.stride < window
-        if is_near and index - begin >= window and "://" not in self.names[stream]:
+        scan, is_local = self.scans[stream], "://" not in self.names[stream]
+        is_near = len(scan.begins) > 0 and len(scan.marks) > 0 and self.stride < window
+        if is_near and is_local and index - begin >= window:
             num_before = 0
         if end - begin > window:
             if len(self._long) >= 4 * self.lanes.num_lanes:
@@ -496,7 +497,7 @@ class Streams(InLanes):
         start = self._starts[stream]
         reader = self._readers[block] = StreamReader(
             self.names[stream],
-            self.scans[stream].length,
+            scan.length,
             lambda first: self.without_broken(stream, first),
             window=window,
             num_before=num_before,

@@ -72,11 +72,13 @@ def test_large_samples_make_smaller_blocks() -> None:
 
 
 class Read(TarShards):
-    """Shards that note what was read of them."""
+    """Shards that note what was read of them, and how often they were opened."""
 
     read: list[tuple[int, int]]
+    num_opened = 0
 
     def open(self, stream: int, first: int) -> Iterator[dict[str, Any]]:
+        Read.num_opened += 1
         for number, sample in enumerate(super().open(stream, first), first):
             self.read.append((stream, number))
             yield sample
@@ -107,6 +109,19 @@ def test_a_loop_over_large_samples_begins_with_those_that_it_asks(
             numbers = [number for of, number in read if of == stream]
             assert len(numbers) <= (1 if 0 not in numbers else 40)
         assert len(read) < 80
+
+
+def test_a_compressed_shard_is_opened_once_by_a_resume(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as shard:
+        for n in range(200):
+            shard.addfile(tarfile.TarInfo(f"{n}.txt"), io.BytesIO())
+    shards = Read(tmp_path / "a.tar.gz", window=40)
+    shards.read = []
+    loader = AdaptiveDataLoader(shards, 4, shuffle=True, collate_fn=keys)
+    whole = [batch for batch, _ in loader.read(0)]
+    Read.num_opened, shards.read = 0, []
+    assert [batch for batch, _ in loader.read(0, 25)] == whole[25:]
+    assert Read.num_opened == 1
 
 
 def keys(samples: list[dict[str, Any]]) -> list[int]:
