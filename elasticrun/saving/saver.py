@@ -34,6 +34,7 @@ from functools import partial
 from typing import Any
 
 from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.files.durable import give_way
 from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.registry import Registry, hint_of_renaming
 from elasticrun.checkpoint.states.state import BaseState
@@ -112,6 +113,7 @@ class SaveInFlight(threading.Thread):
 
     def run(self) -> None:
         """Write; called by `start`, in this thread."""
+        give_way()
         try:
             self.outcome = self._write()
         except BaseException as error:
@@ -225,6 +227,8 @@ class Saver:
             self._asked_at, self._paused = time.perf_counter(), None
             self._force_what_was_left()
             self.finish(timeout=timeout)
+            if is_left:
+                self._capturer.forget()  # The last one: the files take its pages over.
             number, begun = self._take_number(), time.perf_counter()
             states = list(self._registry)
             try:
@@ -459,6 +463,7 @@ class Saver:
             return newest
         if not is_owner:
             self._checkpoints.acquire()
+        self._capturer.forget()
         capturer = self._capture_as(rank=0, is_async=False)
         begun = time.perf_counter()
         capture = capturer.capture(self._take_number(), position, newest)
