@@ -62,7 +62,6 @@ class CaptureBuffers:
             import numpy as np  # Which lets training run meanwhile.
             import psutil
 
-            give_way()
             if 2 * num_bytes > psutil.virtual_memory().available:
                 return
             with contextlib.suppress(NoMemoryLeftError):  # The save will say so.
