@@ -34,7 +34,6 @@ from functools import partial
 from typing import Any
 
 from elasticrun.checkpoint.draft import Checkpoint
-from elasticrun.checkpoint.files.durable import give_way
 from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.registry import Registry, hint_of_renaming
 from elasticrun.checkpoint.states.state import BaseState
@@ -113,7 +112,6 @@ class SaveInFlight(threading.Thread):
 
     def run(self) -> None:
         """Write; called by `start`, in this thread."""
-        give_way()
         try:
             self.outcome = self._write()
         except BaseException as error:
@@ -228,7 +226,7 @@ class Saver:
             self._force_what_was_left()
             self.finish(timeout=timeout)
             if is_left:
-                self._capturer.forget()  # The last one: the files take its pages over.
+                self._capturer.forget()  # The last one: the files may have its pages.
             number, begun = self._take_number(), time.perf_counter()
             states = list(self._registry)
             try:

@@ -185,22 +185,6 @@ def test_training_goes_on_while_the_disk_works(tmp_path: Path, held: Held) -> No
     assert committed(tmp_path) == [1]
 
 
-def test_who_writes_takes_the_time_that_training_leaves(
-    tmp_path: Path, held: Held
-) -> None:
-    found: dict[str, int] = {}
-
-    def script() -> None:
-        for _ in loop_with_save_in_flight(held, 3):
-            for each in threading.enumerate():
-                priority = os.getpriority(os.PRIO_PROCESS, each.native_id or 0)
-                found.setdefault(each.name, priority)
-        held.let_go()
-
-    run_once(script, tmp_path)
-    assert found["elasticrun-writer"] == min(found["MainThread"] + 10, 19)
-
-
 # One at a time
 
 

@@ -94,7 +94,7 @@ def test_training_that_waits_for_a_save_has_no_copy_made(
 def test_memory_for_copies_is_free_when_successors_are_left_the_last_save(
     job: Job,
 ) -> None:
-    """Pages that the system has at hand take the files in a tenth of the time."""
+    """Files take a tenth of the time where the system has pages at hand."""
     size = 64 << 20
     resident: list[int] = []
 

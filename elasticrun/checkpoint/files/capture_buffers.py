@@ -18,7 +18,6 @@ from elasticrun.checkpoint.files.durable import (
     WORTH_CHECKSUM_THREAD,
     Captured,
     ErrorKeepingWriter,
-    give_way,
     start_thread,
     write_through,
 )
@@ -127,14 +126,8 @@ def start_checksums(files: Sequence[Captured]) -> None:
         for file in files:
             file.compute_checksum()
 
-    def compute_beside() -> None:
-        give_way()
-        compute()
-
     is_small = sum(file.size for file in files) < WORTH_CHECKSUM_THREAD
-    thread = threading.Thread(
-        target=compute_beside, name="elasticrun-checksum", daemon=True
-    )
+    thread = threading.Thread(target=compute, name="elasticrun-checksum", daemon=True)
     if is_small or not start_thread(thread):
         compute()
 

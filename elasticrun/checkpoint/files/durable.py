@@ -253,15 +253,6 @@ def start_thread(thread: threading.Thread) -> bool:
     return True
 
 
-def give_way() -> None:
-    """Let training have the cores first: this thread weighs a tenth of another.
-
-    Else the kernel gives it training's core now and then: one step in fifty takes three
-    times as long while a save is in flight.
-    """
-    os.nice(10)  # On Linux that of the calling thread alone.
-
-
 _Writer = TypeVar("_Writer", bound=ErrorKeepingWriter)
 
 
