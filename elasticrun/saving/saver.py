@@ -225,6 +225,8 @@ class Saver:
             self._asked_at, self._paused = time.perf_counter(), None
             self._force_what_was_left()
             self.finish(timeout=timeout)
+            if is_left:
+                self._capturer.forget()  # The last one: the files may have its pages.
             number, begun = self._take_number(), time.perf_counter()
             states = list(self._registry)
             try:
@@ -459,6 +461,7 @@ class Saver:
             return newest
         if not is_owner:
             self._checkpoints.acquire()
+        self._capturer.forget()
         capturer = self._capture_as(rank=0, is_async=False)
         begun = time.perf_counter()
         capture = capturer.capture(self._take_number(), position, newest)

@@ -6,6 +6,7 @@ import gc
 from pathlib import Path
 from typing import BinaryIO
 
+import psutil
 import pytest
 import torch
 
@@ -88,3 +89,26 @@ def test_training_that_waits_for_a_save_has_no_copy_made(
     assert found == [1 << 20]
     job.boundary.save(is_awaited=False)
     assert found == [1 << 20, 1 << 20]  # Of the checkpoint before alone.
+
+
+def test_memory_for_copies_is_free_when_successors_are_left_the_last_save(
+    job: Job,
+) -> None:
+    """Files take a tenth of the time where the system has pages at hand."""
+    size = 64 << 20
+    resident: list[int] = []
+
+    class Large(State):
+        def save(self, fileobj: BinaryIO) -> None:
+            resident.append(psutil.Process().memory_info().rss)
+            for _ in range(size >> 20):
+                fileobj.write(bytes(1 << 20))
+
+        def load(self, fileobj: BinaryIO) -> None:
+            del fileobj
+
+    Large("large")
+    job.boundary.save(is_awaited=False)
+    job.boundary.save()
+    job.boundary.save(is_left=True)
+    assert resident[1] - resident[2] > 0.9 * size

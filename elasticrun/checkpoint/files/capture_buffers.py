@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO
 
 from elasticrun.checkpoint.files.durable import (
+    WORTH_CHECKSUM_THREAD,
     Captured,
     ErrorKeepingWriter,
+    start_thread,
     write_through,
 )
 
@@ -25,7 +27,6 @@ _PAGE_SIZE = 4096
 _WORTH_TOUCHING = 16 << 20
 _WORTH_THREADS = 4 << 20  # Bytes to copy from which on more threads are faster.
 _MOST_THREADS = 4  # More do not make memory faster.
-_WORTH_CHECKSUM_THREAD = 1 << 20
 _WIPE_ON_FORK = 18  # Linux's; a fork neither needs the memory nor slows writes to it.
 
 
@@ -68,7 +69,9 @@ class CaptureBuffers:
                     np.frombuffer(chunk, np.uint8)[::_PAGE_SIZE] = 0
                     self._touched.append(chunk)
 
-        _start(threading.Thread(target=touch, name="elasticrun-memory", daemon=True))
+        start_thread(
+            threading.Thread(target=touch, name="elasticrun-memory", daemon=True)
+        )
 
     def clear(self) -> None:
         """Forget what was captured; memory that the last save did not need is freed."""
@@ -123,9 +126,9 @@ def start_checksums(files: Sequence[Captured]) -> None:
         for file in files:
             file.compute_checksum()
 
-    is_small = sum(file.size for file in files) < _WORTH_CHECKSUM_THREAD
+    is_small = sum(file.size for file in files) < WORTH_CHECKSUM_THREAD
     thread = threading.Thread(target=compute, name="elasticrun-checksum", daemon=True)
-    if is_small or not _start(thread):
+    if is_small or not start_thread(thread):
         compute()
 
 
@@ -153,19 +156,10 @@ def _copy(target: memoryview, source: memoryview, *, num_threads: int) -> None:
     threads = []
     for part in parts[1:]:
         thread = threading.Thread(target=np.copyto, args=(to[part], of[part]))
-        if _start(thread):
+        if start_thread(thread):
             threads.append(thread)
         else:
             np.copyto(to[part], of[part])
     np.copyto(to[parts[0]], of[parts[0]])
     for thread in threads:
         thread.join()
-
-
-def _start(thread: threading.Thread) -> bool:
-    """Return whether the thread could be started; not at a process's limit, or end."""
-    try:
-        thread.start()
-    except RuntimeError:
-        return False
-    return True

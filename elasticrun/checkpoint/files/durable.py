@@ -15,6 +15,7 @@ import mmap
 import os
 import shutil
 import stat
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -33,6 +34,7 @@ _LARGEST_START = 64 << 10
 TAIL_SIZE = 1024  # Bytes before a cut by which a file is known again.
 _BEGIN_WRITING = 2  # Linux's SYNC_FILE_RANGE_WRITE: begin, and wait for nothing.
 BLOCK_SIZE = 1 << 20
+WORTH_CHECKSUM_THREAD = 1 << 20  # Bytes.
 LARGEST_SMALL_FILE = 64 << 20  # A manifest lists some 600,000 files in as much.
 
 
@@ -211,7 +213,10 @@ class ErrorKeepingWriter(io.BufferedIOBase):
 
 
 class ChecksumWriter(ErrorKeepingWriter):
-    """Also computes the size and the checksum of the bytes."""
+    """Also computes the size and the checksum of the bytes.
+
+    Of many at once another thread computes it, while they are written.
+    """
 
     def __init__(self, take: Callable[[memoryview], object]) -> None:
         super().__init__(take)
@@ -219,10 +224,33 @@ class ChecksumWriter(ErrorKeepingWriter):
         self.crc32 = 0
 
     def write(self, data: ReadableBuffer, /) -> int:
-        size = super().write(data)
+        def compute() -> None:
+            self.crc32 = zlib.crc32(data, self.crc32)
+
+        with memoryview(data) as view:
+            size = view.nbytes
+        thread = None
+        if size >= WORTH_CHECKSUM_THREAD:
+            thread = threading.Thread(target=compute, name="elasticrun-checksum")
+            thread = thread if start_thread(thread) else None
+        try:
+            super().write(data)
+        finally:
+            if thread is not None:
+                thread.join()  # Whoever has given the bytes may change them then.
+        if thread is None:
+            compute()
         self.size += size
-        self.crc32 = zlib.crc32(data, self.crc32)
         return size
+
+
+def start_thread(thread: threading.Thread) -> bool:
+    """Return whether the thread could be started; not at a process's limit, or end."""
+    try:
+        thread.start()
+    except RuntimeError:
+        return False
+    return True
 
 
 _Writer = TypeVar("_Writer", bound=ErrorKeepingWriter)

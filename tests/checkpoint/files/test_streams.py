@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import threading
+import zlib
 
 import pytest
 import torch
@@ -40,3 +42,22 @@ def test_a_full_disk_is_told_as_such_whatever_torch_makes_of_it(
     }  # Else torch has changed for the better.
     with pytest.raises(LookupError):
         write_through(ChecksumWriter(take), lambda out: {}["a mistake"])
+
+
+@pytest.mark.parametrize("has_threads", [True, False])
+def test_the_checksum_is_of_what_was_given_whatever_becomes_of_it(
+    monkeypatch: pytest.MonkeyPatch, has_threads: bool
+) -> None:
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    if not has_threads:
+        monkeypatch.setattr(threading.Thread, "start", fail)
+    taken = bytearray()
+    writer = ChecksumWriter(taken.extend)
+    data = bytearray(8 << 20)
+    for value in range(3):
+        data[:] = bytes([value]) * len(data)
+        writer.write(data)
+    data[:] = b"-" * len(data)
+    assert (writer.size, writer.crc32) == (len(taken), zlib.crc32(taken))
