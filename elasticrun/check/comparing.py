@@ -40,8 +40,8 @@ class IgnoredDifferences:
     Attributes:
         ignored: Patterns that the user gave for fields and files.
         volatile_files: Files that differ from run to run; their lines are counted.
-        unnamed_files: Files that have another name in each run: by the shape of the
-            name, since a third run has a third name, one that was seen.
+        unnamed_files: One of the files that have another name in each run, by the shape
+            of their names: a third run has names that no other one has.
         unseeded: Random generators without a seed; what is drawn from them shows in
             fields, which are compared.
         noise: Plain variables that differ from run to run by themselves.
@@ -202,7 +202,7 @@ def compare_files(
         one, other = expected.get(path), found.get(path)
         if one == other or ignored.hides(name):
             continue
-        if shape_of_name(path) in ignored.unnamed_files:
+        if not (one and other) and shape_of_name(path) in ignored.unnamed_files:
             continue
         if is_killed and other and other.get("size", 0) >= (one or {}).get("size", 0):
             continue  # Also one that was written just before the kill.

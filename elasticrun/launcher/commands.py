@@ -267,7 +267,8 @@ def _statuses(
 ) -> tuple[list[dict[str, object]], list[SilentJobError]]:
     """Return the jobs of this name; without one, those of here, else all."""
     jobs, silent = find_jobs()
-    is_any_here = any(job.is_here for job in [*jobs, *silent])
+    all_: list[JobConnection | SilentJobError] = [*jobs, *silent]
+    is_any_here = any(job.is_here for job in all_)
 
     def is_meant(job: JobConnection | SilentJobError) -> bool:
         return job.is_called(name) if name else job.is_here or not is_any_here
