@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from elasticrun.check.comparing import (
     compare_samples,
     compare_snapshots,
     is_tensor,
+    shape_of_name,
     show,
 )
 from elasticrun.check.replica.fields import VARIABLE_PREFIX
@@ -103,17 +103,14 @@ def note_what_differs(
         differing = _differing(snapshot.files, other.files)
         ignored.volatile_files |= {p for p in differing & paths if not ignored.hides(p)}
         only = snapshot.files.keys() ^ other.files.keys()
-        shapes = collections.Counter(map(_shape, only))
-        ignored.unnamed_files |= {path for path in only if shapes[_shape(path)] > 1}
+        num_alike = collections.Counter(map(shape_of_name, only))
+        for path in sorted(only):
+            if num_alike[shape_of_name(path)] > 1:
+                ignored.unnamed_files[shape_of_name(path)] = path
 
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
     return {name for name, value in one.items() if other.get(name) != value}
-
-
-def _shape(path: str) -> str:
-    """Return a path without what looks like a time, a process or a random name."""
-    return re.sub(r"[0-9a-f]*\d[0-9a-f]*", "#", path)
 
 
 class CheckRuns:
@@ -291,7 +288,7 @@ class Checker:
 
     def _note_files(self) -> None:
         ignored = self._runs.ignored
-        noted = sorted(ignored.volatile_files | ignored.unnamed_files)
+        noted = sorted([*ignored.volatile_files, *ignored.unnamed_files.values()])
         if noted:
             self._report.notes.append(
                 f"{', '.join(noted[:5])}: not the same in two runs without a restart, "

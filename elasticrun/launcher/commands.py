@@ -265,15 +265,20 @@ def _describe_last() -> str:
 def _statuses(
     name: str | None,
 ) -> tuple[list[dict[str, object]], list[SilentJobError]]:
-    found = []
+    """Return the jobs of this name; without one, those of here, else all."""
     jobs, silent = find_jobs()
+    all_: list[JobConnection | SilentJobError] = [*jobs, *silent]
+    is_any_here = any(job.is_here for job in all_)
+
+    def is_meant(job: JobConnection | SilentJobError) -> bool:
+        return job.is_called(name) if name else job.is_here or not is_any_here
+
+    found = []
     for job in jobs:
         with job:
-            if name is None or job.is_called(name):
+            if is_meant(job):
                 found.append(job.status)
-    if name is not None:
-        silent = [error for error in silent if error.is_called(name)]
-    return found, silent
+    return found, [error for error in silent if is_meant(error)]
 
 
 def logs(arguments: argparse.Namespace) -> int:

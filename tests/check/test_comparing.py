@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import torch
 
+from elasticrun.check.checked_run import CheckedRun, Snapshot, SnapshotKey
+from elasticrun.check.checker import note_what_differs
 from elasticrun.check.comparing import (
     IgnoredDifferences,
     compare_fields,
     compare_files,
+    compare_snapshots,
     is_near,
 )
 from elasticrun.check.replica.fields import field_of
+from elasticrun.check.scenarios import Scenario
 
 
 def test_ignored_fields_are_not_compared() -> None:
@@ -67,3 +72,22 @@ def test_files_are_compared_as_far_as_they_can_be() -> None:
         one, {"log": None, "net": one["net"]}, IgnoredDifferences(), is_killed=True
     )
     assert gone.name == "file:log"
+
+
+def test_files_named_by_time_and_process_are_left_out_of_every_run() -> None:
+    def run(*numbers: int) -> CheckedRun:
+        """A run whose processes have written such files, and one with a plain name."""
+        files = {f"tb/events.out.tfevents.{1795825119 + n}.host.{n}.1": {"size": 40}
+                 for n in numbers} | {f"out-{len(numbers)}": {"size": 1}}  # fmt: skip
+        key = SnapshotKey("exit")
+        made = CheckedRun(Scenario((1,)), Path())
+        made.snapshots = [Snapshot(key, 0, {}, {}, files, {}, [])]
+        return made
+
+    ignored = IgnoredDifferences()
+    base = run(23128)
+    note_what_differs(ignored, base, run(23255))
+    # One more process has written, since this run has a restart.
+    restarted = run(23391, 23402)
+    mismatches = compare_snapshots(base, restarted, ignored=ignored)
+    assert {each.name for each in mismatches} == {"file:out-1", "file:out-2"}

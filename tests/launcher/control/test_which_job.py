@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -62,6 +63,30 @@ def test_a_job_of_another_directory_must_be_named(
         assert stopped.returncode == 0
         assert title in stopped.stderr
         assert job.wait() == 75
+
+
+@pytest.mark.slow
+def test_a_status_is_that_of_this_directory_or_else_of_all(
+    stage: Stage, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    script = stage.root / "script.py"
+    script.write_text("import time; time.sleep(1000)")
+    options = ["--replicas", 1, *WITHOUT_TORCH, "--checkpoint-dir"]
+    first, second = stage.root / "a", stage.root / "b"
+    with (
+        running(stage, *options, first, script=script) as one,
+        running(stage, *options, second, script=script, name="-2") as other,
+    ):
+        one.wait_until_said("started")
+        other.wait_until_said("started")
+        for folder, jobs in (
+            (first, [one]),
+            (second, [other]),
+            (stage.root, [one, other]),  # Both were started here.
+            (tmp_path_factory.mktemp("elsewhere"), [one, other]),
+        ):
+            shown = json.loads(from_elsewhere(stage, folder, "status", "--json").stdout)
+            assert {each["pid"] for each in shown} == {job.pid for job in jobs}
 
 
 @pytest.mark.slow
