@@ -15,6 +15,8 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,10 @@ _FLUSH_SECONDS = 1.0
 _TASKS = Path("/proc/self/task")
 _FileRef = weakref.ref[io.IOBase]
 _FILE = io.IOBase.__mro__[1]  # The type in C, which all files have.
-_frozen: list[io.IOBase] = []  # Files that the collector does not know any more.
+_frozen: list[_FileRef] = []  # Files that the collector does not know any more.
+_OF_OBJECT = ctypes.PYFUNCTYPE(None, ctypes.py_object)
+_untrack = _OF_OBJECT(("PyObject_GC_UnTrack", ctypes.pythonapi))
+_track = _OF_OBJECT(("PyObject_GC_Track", ctypes.pythonapi))
 _NAME = "pt_gloo_runloop"  # The threads in which gloo runs collectives.
 
 
@@ -46,7 +51,8 @@ def flush_files() -> list[_FileRef]:
     Returns:
         The open files, by references that keep none of them.
     """
-    files = _files_among([*_frozen, *gc.get_objects()])
+    frozen = [each for ref in _frozen if (each := ref()) is not None]
+    files = _files_among([*frozen, *gc.get_objects()])
     _flush(files)
     return list(map(weakref.ref, files))
 
@@ -79,13 +85,16 @@ def close_files(found: list[_FileRef]) -> None:
                 file.close()
 
 
-def freeze_modules() -> None:
-    """Leave all that there is out of every look at all objects: modules, at best.
+def freeze_all_but(others: list[Any]) -> None:
+    """Leave all that there is but `others` out of every look at all objects.
 
-    Each of the looks at a process's end would take 0.2 s in large ones.
+    Python can only leave out all. So the others are shown to it anew then: in C, with
+    no bytecode in between, so that no other thread may do so meanwhile.
     """
-    _frozen.extend(_files_among(gc.get_objects()))
+    _frozen.extend(map(weakref.ref, _files_among(gc.get_objects())))
     gc.freeze()
+    shown_anew = zip(map(_untrack, others), map(_track, others), strict=True)
+    deque(shown_anew, maxlen=0)
 
 
 def _files_among(objects: list[Any]) -> list[io.IOBase]:
@@ -93,8 +102,9 @@ def _files_among(objects: list[Any]) -> list[io.IOBase]:
     # By type: objects that stand for others answer for these, or raise. And not by
     # io.IOBase, which asks its registry for each new type: of a thousand types, that
     # would take as long as all else here.
-    kinds = {kind for kind in {*map(type, objects)} if issubclass(kind, _FILE)}
-    files = [each for each in objects if type(each) in kinds]
+    types = list(map(type, objects))
+    kinds = {kind for kind in set(types) if issubclass(kind, _FILE)}
+    files = list(compress(objects, map(kinds.__contains__, types)))
     inner = (io.BufferedWriter, io.BufferedRandom)
     texts = [each for each in files if isinstance(each, io.TextIOWrapper)]
     others = [

@@ -32,6 +32,7 @@ from typing import Any
 from elasticrun.errors import BY_SIGNAL, ElasticRunError, is_of_program
 from elasticrun.launcher import environment, interpreter, processes
 from elasticrun.launcher.replica.functions import call_function, save_result
+from elasticrun.launcher.replica.packages import freeze_packages
 from elasticrun.launcher.replica.rehearsal import (
     ProgramImports,
     Rehearsal,
@@ -93,6 +94,7 @@ def main(control: int, listeners: list[int]) -> None:
     stores = [] if order["is_rehearsed"] else [_serve_store(order, listeners)]
     last = next(reversed(sys.modules))
     imports = ProgramImports(order, after=last)
+    freeze_packages(order)
 
     # 3. A successor pauses where it needs the job, and says so. Only when its
     # generation begins its rank is known, and with it whether it serves the store.

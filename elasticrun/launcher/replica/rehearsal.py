@@ -20,8 +20,8 @@ from typing import Any
 from elasticrun import errors
 from elasticrun.errors import is_of_program
 from elasticrun.launcher import environment, processes
+from elasticrun.launcher.replica.packages import is_of_package, package_of
 from elasticrun.replicas.environment import torchrun_variables
-from elasticrun.replicas.process_end import freeze_modules
 from elasticrun.replicas.wire import Channel, Message
 
 _OF_THE_JOB = frozenset(
@@ -153,8 +153,7 @@ class ProgramImports:
     """
 
     def __init__(self, order: Message, *, after: str) -> None:
-        is_module = order["kind"] == "module"
-        self._own = order["target"].partition(".")[0] if is_module else ""
+        self._own = package_of(order)
         self._after = after
         self._folder = os.getcwd()
         # With the newest module of then. What an installed package sets while it is
@@ -187,14 +186,14 @@ class ProgramImports:
                 break  # What is imported behind it may depend on it.
             origin = _origin(module)
             is_own = name == self._after or name.partition(".")[0] == self._own
-            if _is_of_package(origin) and not is_own:
+            if is_of_package(origin) and not is_own:
                 modules.append((name, zlib.crc32(origin.encode())))
             variables += [
                 (len(modules), *each[1:]) for each in written if each[0] == name
             ]
         if os.getcwd() != self._folder:
             modules = []  # Any of them may have looked for files in either folder.
-        path = [each for each in map(str, sys.path) if _is_of_package(each)]
+        path = [each for each in map(str, sys.path) if is_of_package(each)]
         return {
             "type": "imports",
             "modules": modules,
@@ -234,7 +233,6 @@ def import_ahead(order: Message) -> None:
     before = {name: start.get(name) for name in variables}
     # What an import has changed stays: the program would find it so, too.
     environment.apply_changes(before, but=changed)
-    freeze_modules()
 
 
 def import_what_optimizers_need(order: Message) -> None:
@@ -288,7 +286,7 @@ def _imported(*, after: str) -> list[str]:
 
 def _is_installed(module: object) -> bool:
     """Return whether it comes from where packages are installed."""
-    return _is_of_package(_origin(module))
+    return is_of_package(_origin(module))
 
 
 def _origin(module: object) -> str:
@@ -315,8 +313,4 @@ def _is_importing(frame: FrameType) -> bool:
 
 def _is_of_program(file: str) -> bool:
     is_standard = file.startswith(_STANDARD)
-    return is_of_program(file) and not is_standard and not _is_of_package(file)
-
-
-def _is_of_package(file: str) -> bool:
-    return "site-packages" in file or "dist-packages" in file
+    return is_of_program(file) and not is_standard and not is_of_package(file)
