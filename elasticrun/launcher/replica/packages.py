@@ -1,9 +1,9 @@
 """Imports installed packages without the collector, which never looks at them later.
 
 Most objects of a process are those of packages: hundreds of thousands. A collector that
-looks at them makes their imports a quarter longer, and a replica's end, for which the
-next generation waits, 0.2 s. At all else it looks as it does without: what a program
-has made before, in between or later is freed, and finalized at the end.
+looks at them makes their imports up to a third longer, and a replica's end, for which
+the next generation waits, by 0.2 s. At all else it looks as it does without: what a
+program has made before, in between or later is freed, and finalized at the end.
 """
 
 from __future__ import annotations
