@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,7 @@ _FLUSH_SECONDS = 1.0
 _TASKS = Path("/proc/self/task")
 _FileRef = weakref.ref[io.IOBase]
 _FILE = io.IOBase.__mro__[1]  # The type in C, which all files have.
-_frozen: list[_FileRef] = []  # Files that the collector does not know any more.
-_OF_OBJECT = ctypes.PYFUNCTYPE(None, ctypes.py_object)
-_untrack = _OF_OBJECT(("PyObject_GC_UnTrack", ctypes.pythonapi))
-_track = _OF_OBJECT(("PyObject_GC_Track", ctypes.pythonapi))
+_frozen: list[io.IOBase] = []  # Files that the collector does not know any more.
 _NAME = "pt_gloo_runloop"  # The threads in which gloo runs collectives.
 
 
@@ -51,8 +47,7 @@ def flush_files() -> list[_FileRef]:
     Returns:
         The open files, by references that keep none of them.
     """
-    frozen = [each for ref in _frozen if (each := ref()) is not None]
-    files = _files_among([*frozen, *gc.get_objects()])
+    files = _files_among([*_frozen, *gc.get_objects()])
     _flush(files)
     return list(map(weakref.ref, files))
 
@@ -85,16 +80,13 @@ def close_files(found: list[_FileRef]) -> None:
                 file.close()
 
 
-def freeze_all_but(others: list[Any]) -> None:
-    """Leave all that there is but `others` out of every look at all objects.
+def freeze_modules() -> None:
+    """Leave all that there is out of every look at all objects: modules, at best.
 
-    Python can only leave out all. So the others are shown to it anew then: in C, with
-    no bytecode in between, so that no other thread may do so meanwhile.
+    Each of the looks at a process's end would take 0.2 s in large ones.
     """
-    _frozen.extend(map(weakref.ref, _files_among(gc.get_objects())))
+    _frozen.extend(_files_among(gc.get_objects()))
     gc.freeze()
-    shown_anew = zip(map(_untrack, others), map(_track, others), strict=True)
-    deque(shown_anew, maxlen=0)
 
 
 def _files_among(objects: list[Any]) -> list[io.IOBase]:

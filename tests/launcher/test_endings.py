@@ -29,13 +29,6 @@ def write(path):
     json.late = open(path, "a")  # So a finalizer leaves a file that is open.
     json.late.write("late")
 """
-PACKAGE = """
-import sys
-from pathlib import Path
-
-usage = open(Path(sys.argv[1]) / "usage", "w")
-usage.write("once")
-"""
 LEFT = """
 import gzip, io, json, logging.handlers, sys, threading, weakref, zipfile
 from pathlib import Path
@@ -73,8 +66,6 @@ packed = json.held_with_more = gzip.open(root / "packed.gz", "at")
 tracker = Tracker("tracked")
 helper.tracker = helper.Tracker(root / "tracked_by_helper")
 weakref.finalize(log, (root / "weak").touch)
-sys.path.append(str(root / "site-packages"))
-import package
 logger = logging.getLogger("left")
 target = logging.FileHandler(root / "records")
 logger.addHandler(logging.handlers.MemoryHandler(100, logging.CRITICAL, target))
@@ -114,8 +105,6 @@ def test_what_a_program_has_left_is_finalized(
     script = stage.root / "script.py"
     script.write_text(LEFT)
     (stage.root / "helper.py").write_text(HELPER)
-    (stage.root / "site-packages").mkdir()
-    (stage.root / "site-packages" / "package.py").write_text(PACKAGE)
     options = ["--replicas", 1, "--start", start, "--max-restarts", 0]
     with running(stage, *options, "--", stage.root, ending, script=script) as job:
         assert job.wait() == {"end": 0, "stop": 75, "exception": 1}[ending], job.events
@@ -129,7 +118,6 @@ def test_what_a_program_has_left_is_finalized(
     for name in ("weak", "tracked", "tracked_by_helper"):
         assert (stage.root / name).exists(), f"{name}\n{job.events}"
     assert (stage.root / "tracked_by_helper").read_text() == "late"
-    assert (stage.root / "usage").read_text() == "once"
     assert "Exception ignored" not in job.events
 
 

@@ -187,10 +187,10 @@ def test_what_replicas_import_is_imported_before_a_crash(imported: Rescaled) -> 
 
 
 @pytest.mark.wide
-def test_what_is_started_for_a_rescaling_imports_what_optimizers_need(
+def test_what_is_started_for_a_rescaling_imports_what_ran_before_it(
     stage: Stage,
 ) -> None:
-    """While it waits for the old replicas; all else its script imports itself."""
+    """What optimizers need, too."""
     script = stage.root / "train.py"
     script.write_text(OPTIMIZES)
     options = ("--replicas", 2)

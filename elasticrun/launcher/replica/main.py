@@ -32,7 +32,6 @@ from typing import Any
 from elasticrun.errors import BY_SIGNAL, ElasticRunError, is_of_program
 from elasticrun.launcher import environment, interpreter, processes
 from elasticrun.launcher.replica.functions import call_function, save_result
-from elasticrun.launcher.replica.packages import freeze_packages
 from elasticrun.launcher.replica.rehearsal import (
     ProgramImports,
     Rehearsal,
@@ -94,7 +93,6 @@ def main(control: int, listeners: list[int]) -> None:
     stores = [] if order["is_rehearsed"] else [_serve_store(order, listeners)]
     last = next(reversed(sys.modules))
     imports = ProgramImports(order, after=last)
-    freeze_packages(order)
 
     # 3. A successor pauses where it needs the job, and says so. Only when its
     # generation begins its rank is known, and with it whether it serves the store.
@@ -190,8 +188,9 @@ def _serve_store(order: Message, listeners: list[int]) -> Any:
 
 def _program(order: Message, rehearsal: Rehearsal) -> None:
     if order["is_rehearsed"]:
+        if not import_ahead(order):
+            rehearsal.end_unlike()
         if not order["runs_ahead"]:
-            import_ahead(order)
             rehearsal.wait()
         rehearsal.begin_program()
     if "observer" in order:  # `elasticrun check` looks on; by name, since it is above.
