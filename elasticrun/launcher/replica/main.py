@@ -2,8 +2,8 @@
 
 1. It waits for its order.
 2. It becomes the program's process: variables, arguments, threads, its rank in `ps`.
-3. If it is a successor, it rehearses (rehearsal.py): it pauses where the program needs
-   the job, until its generation begins.
+3. If it is a successor, it imports ahead and rehearses (rehearsal.py): it pauses where
+   the program needs the job, until its generation begins.
 4. It runs the program, reports what that raises, and calls what is to be called then.
 5. It finalizes what the program has left, tells the launcher, and exits.
 """
