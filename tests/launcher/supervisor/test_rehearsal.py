@@ -431,8 +431,8 @@ def test_a_successor_ends_whose_program_might_find_another_package(
     given = {"imports": imports_of(stage, checksum=1), "runs_ahead": runs_ahead}
     with replica(stage, IMPORTS_AHEAD, **given) as (channel, process):
         assert channel.receive_one() == {"type": "unlike"}
-        assert process.communicate(timeout=DEADLINE) == ("", None)
-        assert process.returncode == 1
+        said, _ = process.communicate(timeout=DEADLINE)
+        assert (said, process.returncode) == ("", 1)
 
 
 def test_an_order_and_the_begin_may_come_together(stage: Stage) -> None:
