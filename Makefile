@@ -31,7 +31,7 @@ style: $(INSTALLED)  ## format, lint, types
 
 check: style fast  ## style, fast tests
 
-fast: $(INSTALLED)  ## the tests that take two minutes
+fast: $(INSTALLED)  ## the tests that take three minutes
 	$(PYTEST) -n $$(($$(nproc) + 1)) --dist worksteal \
 		-m "not slow and not wide and not gpu and not soak"
 

@@ -20,7 +20,6 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from elasticrun.lint import naming
 from elasticrun.lint.graph import Site
 from elasticrun.lint.program import Program
 from elasticrun.lint.rules import dataflow, ranks, volatile
@@ -46,7 +45,6 @@ def place(_: Program, where: Any, __: object) -> Any:
 # What is replaced, and by what.
 MECHANISMS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "walk into functions": (Walk, "may_call", always(False)),
-    "names that hint": (naming, "hint", always("")),
     "a turn for each element": (iteration, "_few_elements", always([])),
     "what a loop reads of its data set": (iteration, "_read_dataset", always(None)),
     "calls of objects": (calls.Value, "defines", always(False)),

@@ -3,11 +3,12 @@
     python benchmarks/shuffle.py [--quick]
 
 Three epochs over files of lines, by each library's own shuffle: elasticrun's streams,
-torch's DataLoader by index, and WebDataset (a buffer of 1000 samples, shards shuffled)
-where it is installed; by others the first data set alone, one shard for each file.
-Printed are the share of pairs of files that were in one batch, the correlation of a
-sample's place in the epoch with that in its file, and how often two samples of a batch
-are in one of the next epoch, too, over chance.
+torch's DataLoader by index, and of those that are installed WebDataset (a buffer of
+1000 samples, shards shuffled), Mosaic's streaming (py1e) and litData; by others the
+first data set alone, one shard for each file. Printed are the share of pairs of files
+that were in one batch, the correlation of a sample's place in the epoch with that in
+its file, and how often two samples of a batch are in one of the next epoch, too, over
+chance.
 """
 
 from __future__ import annotations
@@ -86,11 +87,41 @@ def webdataset(folder: Path, num_files: int, length: int, batch_size: int) -> Ep
     return lambda: (int(sample["__key__"]) for sample in dataset)
 
 
+def mosaic(folder: Path, num_files: int, length: int, batch_size: int) -> Epoch:
+    from streaming import MDSWriter, StreamingDataset
+    from streaming.base.util import merge_index
+
+    for number in range(num_files):
+        with MDSWriter(out=str(folder / f"{number:04}"), columns={"n": "int"}) as shard:
+            for sample in range(number * length, (number + 1) * length):
+                shard.write({"n": sample})
+    merge_index(str(folder))
+    dataset = StreamingDataset(
+        local=str(folder), shuffle=True, shuffle_algo="py1e", batch_size=batch_size
+    )
+    return lambda: (int(sample["n"]) for sample in dataset)
+
+
+def litdata(folder: Path, num_files: int, length: int, batch_size: int) -> Epoch:
+    from litdata import StreamingDataLoader, StreamingDataset, optimize
+
+    samples = [*range(num_files * length)]
+    optimize(itself, samples, str(folder), chunk_size=length, num_workers=1)
+    dataset = StreamingDataset(str(folder), shuffle=True)
+    loader = StreamingDataLoader(dataset, batch_size=batch_size)
+    return lambda: itertools.chain.from_iterable(batch.tolist() for batch in loader)
+
+
+def itself(sample: int) -> int:
+    return sample
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="the first case alone")
     cases = CASES[:1] if parser.parse_args().quick else CASES
-    for case, make in itertools.product(cases, (elasticrun, torch, webdataset)):
+    peers = (elasticrun, torch, webdataset, mosaic, litdata)
+    for case, make in itertools.product(cases, peers):
         if make is not elasticrun and case is not CASES[0]:
             continue
         with (

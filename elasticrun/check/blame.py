@@ -26,8 +26,7 @@ from elasticrun.check.source import (
 )
 from elasticrun.lint.finding import Finding
 
-_LOST_RULES = ("ER301", "ER306", "ER302", "ER304", "ER307", "ER305")
-_FILE_RULES = ("ER104", "ER105")
+_LOST_RULES = ("ER301", "ER306", "ER302", "ER304", "ER307")
 _LOST_RULE = "ER301"  # Where the linter has nothing.
 
 
@@ -198,21 +197,14 @@ class CauseFinder:
 
     def _rule_at(self, path: str, line: int) -> tuple[str, str]:
         """Return the rule and the message of a finding at a line, if there is one."""
-        own = [
-            finding
-            for finding in self.findings
-            if path
-            if finding.code.startswith("ER1")
-            and os.path.realpath(finding.path) == os.path.realpath(path)
-        ]
-        # A file is written when its block ends, which Python counts as its first line.
-        for last in (line, end_of_block(path, line)):
-            for finding in own:
-                if finding.line <= last and line <= finding.end_line:
-                    return finding.code, finding.message
-        for finding in own:  # One of a file stands where a block opens that.
-            is_of_file = finding.code in _FILE_RULES
-            if is_of_file and finding.line <= line <= end_of_block(path, finding.line):
+        # A file is written when its block ends, which Python counts as its first line;
+        # a finding about it stands where the block begins.
+        last = end_of_block(path, line)
+        for finding in self.findings:
+            if os.path.realpath(finding.path) != os.path.realpath(path):
+                continue
+            end = max(finding.end_line, end_of_block(path, finding.line))
+            if finding.code.startswith("ER1") and finding.line <= last and line <= end:
                 return finding.code, finding.message
         return "", ""
 

@@ -53,7 +53,6 @@ from elasticrun.lint.options import LintOptions
 _MOST_WATCHED = 200  # Fields at once, in a search for the lines that change them.
 _NUM_SWEEPS = 2  # Runs of a sweep, each with half of its restarts.
 _NUM_KILLS = 3
-MOST_RUNS = 10  # What is not looked at for that is said.
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,6 @@ class Scope:
         places: Where to restart; empty for all stages.
         sizes: Numbers of replicas; with places, those of one generation after another.
         is_killed: Whether replicas are killed as well as stopped.
-        is_float64: Whether every run computes in double precision, and nothing may
-            depend on the number of replicas.
         ignored: Patterns of fields and files that may differ.
         command: The command that reproduces something, for the options of a scenario.
     """
@@ -73,7 +70,6 @@ class Scope:
     places: tuple[RestartPlace, ...]
     sizes: tuple[int, ...]
     is_killed: bool
-    is_float64: bool
     ignored: tuple[str, ...]
     command: Callable[[Sequence[str]], list[str]]
 
@@ -170,16 +166,16 @@ class CheckRuns:
             run, first.boundaries, source=self.runner.source, finder=self.finder
         )
 
-    def baseline(self, size: int, *, is_float64: bool) -> CheckedRun:
+    def baseline(self, size: int, *, is_float64: bool = False) -> CheckedRun:
         """Return the run without a restart with so many replicas."""
         scenario = Scenario((size,), is_float64=is_float64)
         if scenario not in self._baselines:
             self._baselines[scenario] = self.run(scenario)
         return self._baselines[scenario]
 
-    def two_baselines(self, size: int, *, is_float64: bool) -> list[CheckedRun]:
+    def two_baselines(self, size: int) -> list[CheckedRun]:
         """Return two runs without a restart, to see what differs by itself."""
-        scenario = Scenario((size,), is_float64=is_float64)
+        scenario = Scenario((size,))
         runs = list(self.run_each([scenario, scenario]))
         self._baselines[scenario] = runs[0]
         return runs
@@ -218,8 +214,6 @@ class Checker:
         report = self._report
         try:
             for name, stage in self._stages():
-                if not self._has_room(report.not_compared, f"the stage {name}"):
-                    continue
                 text = stage()
                 report.stages.append(Stage(name, text))
                 self._say(f"{name}: {text}")
@@ -250,7 +244,7 @@ class Checker:
 
     def _check_baseline(self) -> str:
         runs, script = self._runs, self._runner.source.script
-        base, again = runs.two_baselines(self._size, is_float64=self._scope.is_float64)
+        base, again = runs.two_baselines(self._size)
         if not base.boundaries:
             raise Problem(
                 ExitCode.USAGE,
@@ -308,9 +302,7 @@ class Checker:
         places, sizes = self._scope.places, self._scope.sizes
         if len(sizes) == 1:
             sizes = sizes * (len(places) + 1)
-        scenario = Scenario(
-            sizes, places, self._scope.is_killed, self._scope.is_float64
-        )
+        scenario = Scenario(sizes, places, self._scope.is_killed)
         if scenario.is_resized:
             scenario = scenario._replace(is_float64=self._widens)
             problem = self._problem_in_float64()
@@ -372,7 +364,7 @@ class Checker:
         differences = self._runs.differences(base, other)
         self._comparable[size] = not differences
         is_trained = any(is_tensor(each.expected) for each in differences)
-        if is_trained and self._widens and not self._scope.is_float64:
+        if is_trained and self._widens:
             self._report.not_compared.append(
                 f"{replicas_in_words(size)} in place of {self._size}: "
                 f"{differences[0].name} differs by more than rounding without any "
@@ -380,8 +372,7 @@ class Checker:
             )
         elif differences:
             sizes = ",".join(map(str, self._scope.sizes))
-            words = ["--replicas", sizes, *["--float64"] * self._scope.is_float64]
-            command = self._scope.command(words)
+            command = self._scope.command(["--replicas", sizes])
             result = Result(other.scenario, differences, [], command, base.scenario)
             self._report.results.append(result)
         return not differences
@@ -393,23 +384,14 @@ class Checker:
 
     # Runs.
 
-    def _has_room(self, notes: list[str], otherwise: str) -> bool:
-        """Return whether there may be more runs; note what happens if there may not."""
-        if self._runs.num_runs < MOST_RUNS:
-            return True
-        note = f"{otherwise}, since there were {self._runs.num_runs} runs"
-        if note not in notes:
-            notes.append(note)
-        return False
-
     def _base(self) -> CheckedRun:
         """Return the run without a restart, and with no other number of replicas."""
-        return self._runs.baseline(self._size, is_float64=self._scope.is_float64)
+        return self._runs.baseline(self._size)
 
     @property
     def _widens(self) -> bool:
         """Whether numbers of replicas are compared in double precision."""
-        return self._scope.is_float64 or self._base().num_virtual is None
+        return self._base().num_virtual is None
 
     def _problem_in_float64(self) -> Problem | None:
         """Return why the program cannot be run in double precision, if it cannot."""
@@ -425,7 +407,7 @@ class Checker:
 
     def _restarted_at(self, *places: RestartPlace) -> Scenario:
         sizes = (self._size,) * (len(places) + 1)
-        return Scenario(sizes, places, is_float64=self._scope.is_float64)
+        return Scenario(sizes, places)
 
     def _try(self, scenarios: Sequence[Scenario]) -> None:
         """Run the script in each scenario once, and report what that changes."""
@@ -480,8 +462,6 @@ class Checker:
         if not self._scope.places:
             whole = whole.until_generation(run.generation_of(differences[-1].key))
         for scenario in [*self._shorter(whole), whole]:
-            if not self._has_room(self._report.notes, "not every cause was looked for"):
-                break
             closer = self._runs.run(scenario, watched=watched)
             found = self._runs.differences(self._runs.baseline_of(scenario), closer)
             if found:

@@ -41,8 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="batches or steps of each loop, 0 for all; default: 4")  # fmt: skip
     add("--kill", action="store_true",
         help="also kill -9 all replicas, one batch after a checkpoint")  # fmt: skip
-    add("--float64", action="store_true",
-        help="compute in double precision in all runs")  # fmt: skip
     add("--ignore", action="append", default=[], metavar="PATTERN",
         help="a field (such as variables.start) or file that may differ")  # fmt: skip
     add("--link", action="append", default=[], metavar="PATH",
@@ -131,7 +129,6 @@ def _scope(options: argparse.Namespace, arguments: Sequence[str]) -> Scope:
         places,
         sizes,
         is_killed=options.kill,
-        is_float64=options.float64,
         ignored=tuple(options.ignore),
         command=command,
     )

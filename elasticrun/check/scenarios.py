@@ -124,8 +124,7 @@ class Scenario(NamedTuple):
         options = [part for place in self.places for part in ("--at", str(place))]
         sizes = self.sizes if self.is_resized else self.sizes[:1]
         options += ["--replicas", ",".join(map(str, sizes))]
-        options += ["--kill"] * self.is_killed
-        return options + ["--float64"] * self.is_float64
+        return options + ["--kill"] * self.is_killed
 
 
 def replicas_in_words(size: int) -> str:

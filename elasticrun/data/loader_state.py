@@ -52,7 +52,7 @@ _WORDS = {
     "seed": "as the seed",
     "drop_last": "as drop_last",
     "order": "as a checksum of the order (the sampler's; of streams, that of the "
-    "streams' lengths, lanes and window, and of first samples where these tell more)",
+    "streams' lengths, blocks, lanes and window, and of first samples if need be)",
     "mode": "as the mode",
     "members": "as the members",
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
     from elasticrun.lint.finding import Finding
 
 CLEAN, FOUND, COULD_NOT = 0, 1, 2
+_WORDS = {"E": "error", "W": "warning"}
 _PAGES = Path(__file__).with_name("pages")
-FORMATS = ("text", "json", "github")
-_GITHUB = {"E": "error", "W": "warning", "H": "notice"}
+FORMATS = ("text", "json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -131,6 +130,7 @@ def rule_main(options: argparse.Namespace) -> int:
             status = COULD_NOT
         else:
             _say((_PAGES / f"{code}.md").read_text(encoding="utf-8"))
+            _say(f"Severity: {_WORDS[RULES[code].severity]}.")
     return status
 
 
@@ -145,14 +145,10 @@ def _complain(text: str) -> None:
 def _report(result: LintResult, form: str) -> str:
     """Return all findings in one of the forms that the command line offers."""
     if form == "json":
+        import json
+
         return json.dumps(_as_json(result), indent=2)
-    as_lines = {"text": _text, "github": _github}[form]
-    lines = [as_lines(each) for each in result.findings]
-    if form == "github":
-        for each in result.problems:
-            position = f"file={_property(each.path)},line={each.line}"
-            lines.append(f"::error {position},title=elasticrun::{_data(each.message)}")
-    return "\n".join(lines)
+    return "\n".join(map(_text, result.findings))
 
 
 def _text(finding: Finding) -> str:
@@ -177,20 +173,3 @@ def _as_json(result: LintResult) -> dict[str, Any]:
         "problems": [each._asdict() for each in result.problems],
         "elastic": [each.name for each in result.modules if each.leads_to_elastic],
     }
-
-
-def _github(finding: Finding) -> str:
-    position = (
-        f"file={_property(finding.path)},line={finding.line},col={finding.column}"
-    )
-    text = _data(f"{finding.message}. Help: {finding.help}")
-    level = _GITHUB[finding.severity]
-    return f"::{level} {position},title=elasticrun {finding.code}::{text}"
-
-
-def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")

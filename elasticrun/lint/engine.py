@@ -56,7 +56,7 @@ def lint_paths(paths: Iterable[Path], options: LintOptions | None = None) -> Lin
                 )
             result.problems.append(LintProblem(str(path), 1, text))
             continue
-        for file in python_files(path, options.excludes):
+        for file in python_files(path):
             is_notebook = file.suffix == ".ipynb"
             module = None if is_notebook else project.load(file, str(file))
             if module is not None:
@@ -230,7 +230,7 @@ def _reported(
         if not options.wants(finding.code):
             continue
         if finding.path not in asked_for and finding.code != conversion.ER003.code:
-            finding = finding._replace(severity=lowered(finding.severity, 1))
+            finding = finding._replace(severity=lowered(finding.severity))
         if finding.severity == "H" and not options.pedantic:
             continue
         best = kept.setdefault(finding.order, finding)

@@ -15,8 +15,7 @@ class Rule(NamedTuple):
 
     Attributes:
         head: Its code, its severity, and its title. The severity is `E`, `W`, or `H`
-            for a hint, which only `--pedantic` shows. A finding about something known
-            only by its name is one level lower.
+            for a hint, which only `--pedantic` shows.
     """
 
     head: str
@@ -61,9 +60,9 @@ class Finding(NamedTuple):
         return (self.path, self.line, self.column, self.code)
 
 
-def lowered(severity: str, steps: int) -> str:
-    """Return a severity said less loudly, once for each doubt."""
-    return SEVERITIES[min(SEVERITIES.index(severity) + steps, 2)]
+def lowered(severity: str) -> str:
+    """Return a severity said less loudly."""
+    return "W" if severity == "E" else "H"
 
 
 def place_of(node: ast.AST, module: Module) -> tuple[int, int, int, int]:

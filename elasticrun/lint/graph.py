@@ -200,20 +200,17 @@ class DataLoop(WalkedLoop):
     `remaining_steps_until` is one too, without a loader.
 
     Attributes:
-        sure: False if only a name says that it is a loop over an elastic loader.
         is_elastic: False for a loop over a plain DataLoader.
     """
 
     text: str
     loader: Value
-    _: KW_ONLY
-    sure: bool
     is_elastic: bool
 
     @property
     def is_inner(self) -> bool:
         """Whether it belongs to a batch of another loop, and so has no boundary."""
-        return self.outer is not None and self.outer.sure
+        return self.outer is not None
 
     def around(self) -> Iterator[DataLoop]:
         """Yield the loops in whose bodies it stands, the nearest first."""
@@ -282,8 +279,8 @@ What = Literal[
     # of the states is known; an object that rules ask for, by its role.
     "state", "unseen states", "made",
     # A step or another change of what is trained, by its role: `scheduler`,
-    # `optimizer`, `scaler`, `ema`, `weights` changed otherwise, `average` for weights
-    # that are kept in a dictionary, `loaded` for a state that replaces the one there.
+    # `optimizer`, `scaler`, `ema`, `weights` changed otherwise, `loaded` for a state
+    # that replaces the one there.
     "trained",
     "backward",  # gradients are computed of a loss with these taints
     "weighed",  # a loss, by the `weigh` of a model
@@ -313,7 +310,7 @@ class Event:
         value: To what it happens, if that is known.
         name: What is called, or the field that is changed.
         role: Of what is made or trained.
-        how: A field is changed, a file is opened, or weights are; where a draw goes.
+        how: A field is changed, a file opened, a state loaded; where a draw goes.
         text: A file's path or what is changed, as the program writes it.
         given: The values that a call is given, as far as they are seen.
         taints: Those of a loss, or of what is put somewhere.

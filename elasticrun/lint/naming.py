@@ -173,22 +173,13 @@ def class_role(name: str) -> str:
     return _first(_CLASS_NAMES, name) or ""
 
 
-_HINTS = {
-    "scheduler": r"(?:^|_)(?:(?:lr_?)?sched(?:uler?)?s?\d*(?:_?[a-z])?|lr_?sched\w*)$",
-    "optimizer": r"(?:^|_)opt(?:im|imizer|im_?[a-z]|imizer_?\w)?\d*$|^optim\w*$",
-    "ema": r"(?:^|_)(?:ema|swa)(?:_?(?:model|net))?$",
-    "scaler": r"(?:^|_)(?:grad_?)?scaler$",
-    "loader": r"(?:^|_)(?:data_?)?(?:loader|dl)s?\d*$|loader$",
-    "tracker": r"(?:^|_)(?:writer|tb|tracker|wandb_run)$",
-    "model": r"(?:^|_)(?:model|net|network|ddp)$",
-    "rank": r"(?:^|_)(?:rank|is_main(?:_process)?|is_master)$",
-}
+_RANK = re.compile(r"(?:^|[._])(?:rank|is_main(?:_process)?|is_master)$")
 
 
 @functools.cache
-def hint(name: str) -> str:
-    """Return what a name alone suggests that a value is, or an empty text."""
-    return _first(_HINTS, name.rpartition(".")[2].lower()) or ""
+def is_rank(name: str) -> bool:
+    """Return whether a name alone says that a value depends on the rank."""
+    return _RANK.search(name.lower()) is not None
 
 
 # Methods of any object.
@@ -238,7 +229,6 @@ TAINTS_OF_ATTRIBUTES = {
         "rank",
     ),
     **dict.fromkeys(named("world_size num_processes num_replicas"), "world_size"),
-    "is_step": "is_step",
     **dict.fromkeys(named("num_valid loss_weight"), "valid"),
 }
 

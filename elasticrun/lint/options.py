@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,34 +18,20 @@ class LintOptions(NamedTuple):
     Attributes:
         select: Codes or beginnings of codes to report; empty for all.
         ignore: Codes or beginnings of codes not to report.
-        exclude: Patterns of files and folders to pass over where a folder is linted.
-        root: The folder from which these patterns start.
     """
 
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     pedantic: bool = False
-    exclude: tuple[str, ...] = ()
-    root: Path = Path()
 
     def wants(self, code: str) -> bool:
         """Return whether findings of a code are reported."""
         is_selected = not self.select or code.startswith(self.select)
         return is_selected and not code.startswith(self.ignore)
 
-    def excludes(self, path: Path) -> bool:
-        """Return whether a path, or a folder above it, is passed over."""
-        if not self.exclude:
-            return False
-        whole = Path(os.path.relpath(path, self.root))
-        names = {
-            text for each in (whole, *whole.parents) for text in (each.name, str(each))
-        }
-        return any(fnmatch(name, each) for each in self.exclude for name in names)
-
 
 _SECTION = "[tool.elasticrun"
-_LISTS = ("select", "ignore", "exclude")
+_LISTS = ("select", "ignore")
 
 
 def find_pyproject(start: Path) -> Path | None:
@@ -91,7 +76,7 @@ def _options(table: dict[str, Any], path: Path) -> LintOptions:
                 "pedantic, true or false."
             )
         values[key] = tuple(value) if is_list else value
-    return LintOptions(**values, root=path.parent)
+    return LintOptions(**values)
 
 
 def _parse(text: str, path: Path) -> Any:

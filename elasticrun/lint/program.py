@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from functools import cached_property
 
-from elasticrun.lint.finding import Finding, Rule, lowered, place_of
+from elasticrun.lint.finding import Finding, Rule, place_of
 from elasticrun.lint.graph import (
     Call,
     DataLoop,
@@ -177,7 +177,6 @@ class Program:
         message: str,
         *,
         loop: DataLoop | None = None,
-        doubts: int = 0,
         severity: str | None = None,
         help_text: str | None = None,
     ) -> Finding:
@@ -187,7 +186,7 @@ class Program:
         known = self.zones.chain(loop) if loop is not None else ""
         chain = (known, " -> ".join(calls_within(step)))
         return Finding(
-            rule.code, lowered(severity or rule.severity, doubts), module.name, *place,
+            rule.code, severity or rule.severity, module.name, *place,
             message, self.zone(step), module.line(place[0]),
             "; here by ".join(filter(None, chain)), help_text or rule.help,
         )  # fmt: skip
@@ -228,7 +227,7 @@ class Program:
         """Return whether an event happens again after every restart, before epochs."""
         # Without any, ER002 says that all is repeated.
         has_epochs = bool(self.graph.epochs) or any(
-            loop.is_elastic and loop.sure and not (loop.plain_loops or loop.outer)
+            loop.is_elastic and not (loop.plain_loops or loop.outer)
             for loop in self.graph.loops
         )
         is_early = self.zone(event.step) == "P" or event.step in self.zones.between
@@ -261,8 +260,3 @@ def is_checked(step: Step) -> bool:
 def keywords_of(node: ast.AST) -> set[str | None]:
     """Return the names of the arguments that a call is given by name."""
     return {each.arg for each in node.keywords} if isinstance(node, ast.Call) else set()
-
-
-def doubts(*things: object) -> int:
-    """Return 1 if one of some values or loops is known only by its name."""
-    return int(any(not getattr(each, "sure", True) for each in things if each))

@@ -12,7 +12,7 @@ import re
 import sys
 import tokenize
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 ELASTIC = re.compile(
@@ -292,23 +292,12 @@ def display_name(path: Path, importer: Module) -> str:
     return str(base / relative)
 
 
-def python_files(
-    path: Path, is_excluded: Callable[[Path], bool] = lambda _: False
-) -> list[Path]:
-    """Return the Python files of a path: itself, or all below it.
-
-    Args:
-        is_excluded: Whether not to look at what is below; called with each path.
-    """
+def python_files(path: Path) -> list[Path]:
+    """Return the Python files of a path: itself, or all below it."""
     if path.is_file():
         return [path]
     found: list[Path] = []
     for folder, folders, files in os.walk(path):
-        here = Path(folder)
-        folders[:] = [
-            each
-            for each in folders
-            if each not in _SKIPPED and not is_excluded(here / each)
-        ]
-        found += (here / each for each in files if each.endswith(".py"))
-    return sorted(each for each in found if each.is_file() and not is_excluded(each))
+        folders[:] = [each for each in folders if each not in _SKIPPED]
+        found += (Path(folder, each) for each in files if each.endswith(".py"))
+    return sorted(each for each in found if each.is_file())

@@ -1,4 +1,4 @@
-"""What the walk knows about a value: its kind, how sure, and what stands behind it."""
+"""What the walk knows about a value: its kind, and what stands behind it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ next_uid = itertools.count(1).__next__  # of values and of frames, which have pl
 #   Not the same in each process or start: rank, world_size, generation (the number of
 #   restarts), time, entropy (such as a process's number), random (a draw).
 #   Of loops: epoch (a number that a restart brings back), enumerated (one that begins
-#   at 0 again), modulo (a remainder of something else), batch, is_step.
+#   at 0 again), modulo (a remainder of something else), batch.
 #   Of batches: valid (it leaves padding out), num_batches, accumulated (a sum that an
 #   Accumulator has).
 #   Of tests: once (`once(key)`), exists (whether a file does).
@@ -60,7 +60,6 @@ class Value:
 
     Attributes:
         name: A dotted external name, or what the program calls it.
-        sure: Known by its constructor; False if only a name speaks for it.
         taints: What it was computed from: `rank`, `random`, `time`, `epoch`, ...
         parts: The elements of a sequence, or what a wrapper wraps.
         attrs: Attributes, or items of a dictionary by constant key.
@@ -83,7 +82,6 @@ class Value:
     kind: Kind
     name: str = ""
     _: KW_ONLY
-    sure: bool = True
     taints: frozenset[str] = NO_TAINTS
     parts: list[Value] = field(default_factory=list)
     attrs: dict[Any, Value] = field(default_factory=dict)
@@ -200,9 +198,9 @@ class Class:
         return None
 
 
-def unknown(name: str = "", taints: frozenset[str] = NO_TAINTS) -> Value:
-    """Return a value of which at most the name is known."""
-    return Value("unknown", name, sure=False, taints=taints)
+def unknown(taints: frozenset[str] = NO_TAINTS) -> Value:
+    """Return a value of which nothing is known but what it was computed from."""
+    return Value("unknown", taints=taints)
 
 
 def constant(value: object) -> Value:
@@ -251,11 +249,11 @@ def join(first: Value, second: Value) -> Value:
     if all(vague):
         one, other = first.constant, second.constant
         if first.in_epoch and second.in_epoch:  # New in each, whichever it is.
-            return unknown(first.name or second.name, first.taints | second.taints)
+            return unknown(first.taints | second.taints)
         if first.kind == second.kind == "unknown":
             first.taints |= second.taints
         elif type(one) is not type(other) or one != other or first.kind != second.kind:
-            return unknown(first.name or second.name, first.taints | second.taints)
+            return unknown(first.taints | second.taints)
         return first
     if any(vague):
         return second if vague[0] else first
@@ -280,10 +278,10 @@ def merged(first: dict[str, Value], second: dict[str, Value]) -> dict[str, Value
 def element_of(value: Value) -> Value:
     """Return an element of what is iterated, in no particular pass."""
     if value.kind == "param_groups":
-        return Value("group", value.name, sure=value.sure, owner=value.owner)
+        return Value("group", value.name, owner=value.owner)
     if value.kind in ("param", "model"):
         return value
-    objects = [part for part in value.parts if part.is_object]
+    objects = [each for each in value.parts if each.is_object or each.kind == "tuple"]
     is_held = bool(objects) and value.kind in ("tuple", "list")
     return objects[0] if is_held else unknown(taints=value.taints)
 

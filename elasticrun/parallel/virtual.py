@@ -63,7 +63,7 @@ class VirtualReduction:
         self._buffers = _ShareBuffers(
             module, is_first=job.rank == 0, send=self._broadcast
         )
-        job.virtual.at_end_of_batch(self._buffers.end_batch, self._buffers.first_ones)
+        job.virtual.at_end_of_batch(self._end_batch, self._buffers.first_ones)
         if not self._is_alone:
             group: Any = dist.group.WORLD
             _verify_param_shape_across_processes(group, parameters)
@@ -72,6 +72,10 @@ class VirtualReduction:
     def _broadcast(self, tensors: list[Tensor]) -> None:
         if not self._is_alone:
             broadcast(tensors)
+
+    def _end_batch(self) -> None:
+        self.tree.check_complete()
+        self._buffers.end_batch()
 
     def begin_forward(self) -> None:
         """Prepare a forward pass in training mode, with gradients or without."""
@@ -119,18 +123,19 @@ class VirtualReduction:
         """Keep the buffers as they are now, behind the backward pass of a share."""
         self._buffers.leave()
 
-    @property
     def sends_early(self) -> bool:
-        """Whether gradients are sent while the backward pass goes on.
+        """Return whether gradients are sent while the backward pass goes on.
 
         Not those of several models: gradients of these may come in one pass, and in
         another order in each process, where shares leave parameters out.
         """
-        return not self._is_alone and self.replicas.num_models == 1
+        if self._is_alone or self.replicas.num_models > 1:
+            return False
+        return self.tree.has_several_buckets()
 
     def send_ready(self, number: int, sum_of: SumOf) -> None:
         """Send gradients on their way once they have come for a parameter."""
-        if self.sends_early:
+        if self.replicas.num_models == 1:  # Another one may have been made since.
             self.tree.send_ready(number, sum_of)
 
     def means(self, sum_of: SumOf) -> dict[int, Tensor]:
@@ -180,7 +185,10 @@ class _ShareBuffers:
         batch, share = (loop, loop.current.number), loop.current.part.share
         if batch != self._batch:
             self._batch, self._share = batch, share
-            self._places = [each._buffers for each in self._module.modules()]
+            modules = [self._module]  # Walked in less time than by `modules()`.
+            for each in modules:
+                modules += filter(None, each._modules.values())
+            self._places = [each._buffers for each in modules]
             self._before = self._kept = self._copied()
             self._is_behind = False
         elif share != self._share:

@@ -40,7 +40,6 @@ def assert_restart_equivalent(
     max_epochs: int = 3,
     max_batches: int = 4,
     kill: bool = False,
-    float64: bool = False,
     ignore: Sequence[str] = (),
     link: Sequence[str] = (),
     hang_timeout: float = 60.0,
@@ -71,7 +70,7 @@ def assert_restart_equivalent(
     words += [f"--link={each}" for each in link]
     if replicas is not None:
         words.append(f"--replicas={','.join(map(str, replicas))}")
-    words += ["--kill"] * kill + ["--float64"] * float64
+    words += ["--kill"] * kill
     words += [os.path.abspath(script), "--", *map(str, arguments)]
     # In a process of its own, which adopts what the script leaves behind.
     process = subprocess.run(

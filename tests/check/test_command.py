@@ -1,16 +1,12 @@
-"""What `elasticrun check` says of wrong usage, and when it has done enough."""
+"""What `elasticrun check` says of wrong usage."""
 
 from __future__ import annotations
 
-import shutil
-import signal
 from pathlib import Path
 
 import pytest
 
 from elasticrun.__main__ import main
-from elasticrun.check import checker
-from tests.check.checking import SCRIPTS
 
 
 @pytest.mark.parametrize(
@@ -50,19 +46,3 @@ def test_a_script_that_is_not_elastic_is_refused_before_it_is_run(
     said = capsys.readouterr().out
     assert f"`elasticrun lint {script}` says what to change" in said
     assert "0 runs" in said
-
-
-@pytest.mark.slow
-@pytest.mark.wide
-def test_after_so_many_runs_no_cause_is_looked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copy(SCRIPTS / "replayed.py", tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(checker, "MOST_RUNS", 3)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # that of the tests stays
-    small = ("--replicas", "1", "--max-epochs", "2", "--max-batches", "2")
-    assert main(["check", "--at", "1:1:1", *small, "replayed.py"]) == 1
-    said = capsys.readouterr().out
-    assert "note: not every cause was looked for, since there were 3 runs" in said
-    assert "(3 runs, " in said

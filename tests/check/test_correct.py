@@ -153,7 +153,7 @@ def test_virtual_replicas_are_compared_bit_by_bit(tmp_path: Path) -> None:
 def test_restarts_with_another_number_of_replicas_in_double_precision(
     tmp_path: Path,
 ) -> None:
-    options = ("--at", "0:0:1", "--replicas", "1,2", "--float64")
+    options = ("--at", "0:0:1", "--replicas", "1,2")
     limits = ("--max-epochs", 1, "--max-batches", 2)
     assert check(tmp_path, "correct.py", *options, *limits).code == 0
 

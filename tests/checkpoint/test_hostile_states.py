@@ -147,6 +147,7 @@ def faults_of(
     return num_tried, faults
 
 
+@pytest.mark.slow(20)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("is_all", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_an_entry_that_cannot_be_is_refused_at_the_load(

@@ -250,6 +250,7 @@ def test_a_save_during_which_the_store_fails_leaves_the_old_one_or_the_new(
     check_whole(url, life.state.value)
 
 
+@pytest.mark.slow(9)
 def test_a_job_that_dies_at_any_call_leaves_the_old_one_or_the_new(url: str) -> None:
     num_old = num_new = 0
     for after in range(1000):

@@ -158,7 +158,7 @@ def test_whoever_is_killed_before_it_is_on_the_disk_nothing_is_lost(
 
 @pytest.mark.slow(30)
 @pytest.mark.wide
-def test_who_is_killed_while_it_leaves_one_costs_what_came_after_the_one_before(
+def test_who_is_killed_while_it_leaves_one_costs_at_most_what_came_after_the_last(
     stage: Stage, tmp_path: Path
 ) -> None:
     script = write_script(stage)
@@ -167,7 +167,8 @@ def test_who_is_killed_while_it_leaves_one_costs_what_came_after_the_one_before(
     with running(stage, "--replicas", 2, *program, script=script) as job:
         scaled_and_held(job)
         assert job.wait() == 0, job.events
-    assert first_batches(stage)[1] in AFTER_THE_FIRST
+    # The other replica may save where both were.
+    assert first_batches(stage)[1] in (*AFTER_THE_FIRST, 8)
     assert end_of(job) == end_of_calm(tmp_path / "calm")
 
 

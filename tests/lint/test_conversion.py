@@ -223,15 +223,6 @@ def test_other_loops_stay(text: str) -> None:
         ("from torch.utils import data as d\nloader = d.DataLoader(data)", "together"),
         ("loader = DataLoader(data, sampler=None, **given)", "together"),
         ("from theirs import DataLoader\nloader = DataLoader(data)", ""),
-        ("loader = DataLoader(data, 8, True, None)", "; give what stands behind shu"),
-        ("loader = DataLoader(*given)", "by name"),
-        ("loader = DataLoader(data, batch_size=None)", "give it a batch_size"),
-        ("loader = DataLoader(data, sampler=RandomSampler(data))", "leave sampler="),
-        (
-            "loader = DataLoader(data, sampler=WeightedRandomSampler(w, 9))",
-            "elasticrun.WeightedDraws",
-        ),
-        ("loader = DataLoader(data, batch_sampler=batches)", "a batch's number to its"),
         (
             f"for epoch in range(9):\n    loader = DataLoader(data)\n{FIT}",
             "make it before the loop",

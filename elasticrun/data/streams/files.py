@@ -30,7 +30,9 @@ _BLOCK = 1 << 20  # Bytes that are searched for line ends at once.
 _NEWLINE = 10
 _ROWS_AT_ONCE = 512
 _PACKED = (".gz", ".zst", ".bz2", ".xz")
-_REQUEST = 4 << 20  # Bytes that a block has at least in an object store.
+# Bytes of a block: of a local file, where a seek costs little and small blocks mix the
+# better, of up to `STRIDE` samples; in an object store so that requests stay few.
+_LOCAL_BLOCK, _REMOTE_BLOCK = 2 << 20, 4 << 20
 # In a tar shard, by WebDataset: a sample's member, and one that tells of the shard.
 _NAME = re.compile(r"((?:.*/)?[^.]+)\.([^/]*)")
 _ABOUT = re.compile(r"__[^/]*__(/|$)")
@@ -76,14 +78,22 @@ class _Member(tarfile.TarInfo):
             ) from error
 
 
-def begins_of(name: str, length: int, size: int) -> NDArray[np.int64]:
-    """Return the samples at whose marks a file can be entered; none of a packed one."""
+def begins_of(
+    name: str, length: int, size: int, *, stride: int = STRIDE
+) -> NDArray[np.int64]:
+    """Return the samples at whose marks a file can be entered; none of a packed one.
+
+    Args:
+        stride: Samples from one mark to the next.
+    """
     if name.endswith(_PACKED):
         return Scan(0).begins
-    step = STRIDE
-    if "://" in name and length:
-        step *= -(-_REQUEST * length // (max(size, 1) * STRIDE))
-    return np.arange(0, length, step)
+    is_local = "://" not in name
+    block = _LOCAL_BLOCK if is_local else _REMOTE_BLOCK
+    num_strides = max(-(-block * length // (max(size, 1) * stride)), 1)
+    if is_local:
+        num_strides = min(num_strides, STRIDE // stride)
+    return np.arange(0, length, num_strides * stride)
 
 
 def skip_to(file: IO[bytes], offset: int) -> None:
@@ -184,14 +194,18 @@ class TarShards(Streams):
     def __init__(self, paths: Paths, **options: Any) -> None:
         super().__init__(paths_of(paths), **options)
 
-    stride = 16  # To pass over a sample takes as long as reading a hundred lines.
+    stride = 4  # To pass over a sample takes as long as reading a hundred lines.
+
+    @property
+    def kind(self) -> str | None:
+        return f"{super().kind} by {self.stride}"  # Earlier versions kept other marks.
 
     def scan(self, stream: int) -> Scan:
         """Count the samples; a mark is the offset of the first member's header."""
         offsets = [offset for offset, _ in self._samples(stream, 0, None)]
         marks = np.array(offsets[:: self.stride] or [0], np.int64)
         size = sum(offsets[-1:])
-        begins = begins_of(self.names[stream], len(offsets), size)
+        begins = begins_of(self.names[stream], len(offsets), size, stride=self.stride)
         return Scan(len(offsets), marks, begins=begins, size=size)
 
     def open(self, stream: int, first: int) -> Iterator[dict[str, Any]]:
@@ -306,14 +320,14 @@ class ParquetRows(Streams):
 
 
 class TokenFiles(Streams):
-    """Sequences of tokens from binary files, which are mapped into memory.
+    """Sequences of tokens from binary files.
 
     Sample j of a file has its tokens from j * length on, and one more, the target of
     the last one; what is left at the end of a file is left out.
 
     Args:
-        paths: Files of one NumPy type, nothing else in them, or of `numpy.save`'s, with
-            a type of their own; no URLs.
+        paths: Like those of `TextLines`. Files of one NumPy type, nothing else in them,
+            or of `numpy.save`'s, with a type of their own.
         length: Tokens in a sequence, without that one more.
         dtype: The type of a token.
         options: Those of `Streams`.
@@ -326,40 +340,52 @@ class TokenFiles(Streams):
         self._length = check_size("length", length)
         self._dtype = np.dtype(dtype)
 
-    block = STRIDE
+    block = STRIDE  # Where lengths are given.
 
     @property
     def kind(self) -> str:
         return f"{super().kind} {self._length} {self._dtype}"
 
-    def count(self, stream: int) -> int:
-        return max(len(self._tokens(stream)) - 1, 0) // self._length
+    def scan(self, stream: int) -> Scan:
+        name = self.names[stream]
+        with open_file(name) as file:
+            dtype, begin = self._type_and_begin(name, file)
+            size = file.seek(0, os.SEEK_END) - begin
+        count = max(size // dtype.itemsize - 1, 0) // self._length
+        return Scan(count, begins=begins_of(name, count, size))
 
     def open(self, stream: int, first: int) -> Iterator[Tensor]:
-        tokens = self._tokens(stream)
-        for number in itertools.count(first):
-            begin = number * self._length
-            sequence = tokens[begin : begin + self._length + 1]
-            if len(sequence) <= self._length:
-                return
-            yield torch.from_numpy(sequence.astype(np.int64))
+        with open_file(self.names[stream]) as file:
+            dtype, begin = self._type_and_begin(self.names[stream], file)
+            size = self._length * dtype.itemsize
+            file.seek(begin + first * size)
+            sequence = file.read(dtype.itemsize)
+            while len(read := file.read(size)) == size:
+                sequence += read
+                tokens = np.frombuffer(sequence, dtype).astype(np.int64)
+                yield torch.from_numpy(tokens)
+                sequence = read[-dtype.itemsize :]
 
-    def _tokens(self, stream: int) -> Any:
-        name = self.names[stream]
-        _check_plain(name)
-        with open(name, "rb") as file:
-            begin = file.read(len(_NPY))
-        if not begin:  # Which cannot be mapped.
-            return np.empty(0, self._dtype)
-        if begin != _NPY:
-            return np.memmap(name, self._dtype, mode="r")
-        tokens = np.load(name, mmap_mode="r")
-        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+    def _type_and_begin(self, name: str, file: IO[bytes]) -> tuple[Any, int]:
+        """Return the type of a file's tokens, and the offset of the first one."""
+        if file.read(len(_NPY)) != _NPY:
+            return self._dtype, 0
+        file.seek(0)
+        np.lib.format.read_magic(file)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        if len(shape) != 1 or dtype.kind not in "iu":
             raise ElasticRunError(
-                f"{name} has an array of shape {tokens.shape} and type {tokens.dtype}, "
-                "not a row of tokens. Save one dimension of whole numbers."
+                f"{name} has an array of shape {shape} and type {dtype}, not a row of "
+                "tokens. Save one dimension of whole numbers."
             )
-        return tokens
+        begin = file.tell()
+        size = file.seek(0, os.SEEK_END) - begin
+        if size < shape[0] * dtype.itemsize:
+            raise ElasticRunError(
+                f"{name} has {size} bytes of tokens, and its header says that there "
+                f"are {shape[0]} of {dtype}, so it is torn. Copy the file anew."
+            )
+        return dtype, begin
 
 
 class ResidentShards(Streams):

@@ -40,7 +40,7 @@ class Scan(NamedTuple):
     Attributes:
         length: Its samples.
         marks: Where to enter it, a row for each sample whose number is a multiple of
-            `STRIDE`; what a row means is the data set's own. Empty without.
+            the data set's `stride`; what a row means is its own. Empty without.
         broken: The numbers of samples that are left out, and not in the length.
         begins: The numbers of samples at which it can be entered at once, from 0 on.
             Empty if all that lies before a sample must be read.

@@ -62,7 +62,8 @@ class StreamReader:
     """Reads samples of one stream, each within a window of the last ones.
 
     Samples that are passed over are kept until they are asked for, or the window has
-    gone by. Anything else begins anew at the window's first sample.
+    gone by. An earlier one that the window may hold is read with what lies up to those
+    that are kept. Anything else begins anew.
 
     Attributes:
         kept: What was read, by its index; whoever takes a sample takes it out of here.
@@ -74,7 +75,8 @@ class StreamReader:
         open_at: Returns an iterator over its samples from any one on.
         window: How far from the furthest one a sample may be asked for later. A part
             of up to that many samples is read at once.
-        num_before: Of these, how many may lie before the first one that is asked for.
+        num_before: How many are read before the one where it begins, since these will
+            be asked for, too; by default all that the window may hold.
         given_by: What has told its length, if nobody has counted it.
         kept: Where what was read goes; readers of several streams may share one.
         start: The index of the stream's first sample.
@@ -114,8 +116,12 @@ class StreamReader:
         Returns:
             Whether all was read.
         """
+        first = max(self._part.start, number - self._num_before)
+        if number < self._oldest and self._next - number < 2 * self._window:
+            self._read_gap(first)
+            return False
         if self._samples is None or number < self._next:
-            self._enter(max(self._part.start, number - self._num_before), number)
+            self._enter(first, number)
         end = self._part.stop
         if len(self._part) > self._window:
             # Large samples, of which windows are small, would fill memory.
@@ -166,6 +172,13 @@ class StreamReader:
                 number,
                 seconds,
             )
+
+    def _read_gap(self, first: int) -> None:
+        """Read what lies before the oldest sample that is kept, from one on."""
+        place, end = (self._samples, self._next), self._oldest
+        self._samples, self._next, self._oldest = None, first, first
+        self._read_before(end)
+        self._samples, self._next = place
 
     def _read_before(self, end: int) -> None:
         """Read on up to a number; what is read is kept."""

@@ -457,7 +457,7 @@ class Streams(InLanes):
     def _read(self, index: int) -> None:
         """Read a sample that is not kept, and some that follow it."""
         block = bisect_right(self._block_starts, index) - 1
-        reader = self._readers.get(block) or self._new_reader(block)
+        reader = self._readers.get(block) or self._new_reader(block, index)
         if not reader.come_to(index - reader.start):
             return
         del self._readers[block]
@@ -472,28 +472,35 @@ class Streams(InLanes):
                 self._kept.pop(number, None)
         self._read_blocks.append(block)
 
-    def _new_reader(self, block: int) -> StreamReader:
-        """Return what reads a block that is not open yet.
+    def _new_reader(self, block: int, index: int) -> StreamReader:
+        """Return what reads a block that is not open yet, at a sample in it.
 
         Those of up to a window are read at once, and hold no file open. Of longer ones
         few are open in each lane; what a resume has passed over may leave some behind.
         """
         begin, end = self._block_starts[block : block + 2]
         window = self.lanes.window
+        stream = bisect_right(self._starts, begin) - 1
+        num_before = window - 1 if self._is_shuffled else 0
+        # The loop, or a resume, begins in the middle of blocks. Where that takes less
+        # time than to read what lies before in the window, this is read when asked.
+        scan, is_local = self.scans[stream], "://" not in self.names[stream]
+        is_near = len(scan.begins) > 0 and len(scan.marks) > 0 and self.stride < window
+        if is_near and is_local and index - begin >= window:
+            num_before = 0
         if end - begin > window:
             if len(self._long) >= 4 * self.lanes.num_lanes:
                 oldest = next(iter(self._long))
                 self._readers.pop(oldest).forget_before()
                 del self._long[oldest]
             self._long[block] = None
-        stream = bisect_right(self._starts, begin) - 1
         start = self._starts[stream]
         reader = self._readers[block] = StreamReader(
             self.names[stream],
-            self.scans[stream].length,
+            scan.length,
             lambda first: self.without_broken(stream, first),
             window=window,
-            num_before=window - 1 if self._is_shuffled else 0,
+            num_before=num_before,
             given_by=self._given_by,
             kept=self._kept,
             start=start,

@@ -170,7 +170,9 @@ def _counted(loop: Loop, what: str) -> Edit | None:
     """Return what becomes of a loop over `range(...)`, or `while i < n` that counts."""
     why = f"a restart would begin with the first of these {what} again"
     match loop, _head(loop):
-        case ast.For(), ast.Call(ast.Name("range"), [end], []) if not _has_stars(end):
+        case ast.For(), ast.Call(ast.Name("range"), [ast.Starred()], []):
+            pass
+        case ast.For(), ast.Call(ast.Name("range"), [end], []):
             new, kept = _until(what, ast.Constant(0), end)
             return Edit(_head(loop), why, f"write `{new}`{kept}", new)
         case ast.For(), ast.Call(ast.Name("range"), [start, end], []):
@@ -183,10 +185,6 @@ def _counted(loop: Loop, what: str) -> Edit | None:
                 head = f"for {name} in {new}"
                 return Edit(loop, why, f"write `{head}`{kept}", f"{head}: pass")
     return None
-
-
-def _has_stars(given: ast.expr) -> bool:
-    return isinstance(given, ast.Starred)
 
 
 def _until(what: str, start: ast.expr, end: ast.expr) -> tuple[str, str]:
@@ -229,9 +227,8 @@ def _loaders(script: Script, in_loops: set[ast.AST]) -> Iterator[Edit]:
     is_loader = re.compile(r"torch\.utils\.data\.(.*\.)?DataLoader").fullmatch
     for node in script.nodes:
         if isinstance(node, ast.Call) and is_loader(script.origin(node.func)):
-            also = _also(node)
-            if node in in_loops:
-                also = "; make it before the loop, or give it a name="
+            is_in_loop = node in in_loops
+            also = "; make it before the loop, or give it a name=" if is_in_loop else ""
             yield Edit(
                 node.func,
                 "a restart would begin the loop again",
@@ -239,22 +236,6 @@ def _loaders(script: Script, in_loops: set[ast.AST]) -> Iterator[Edit]:
                 f"together{also}",
                 new,
             )
-
-
-def _also(loader: ast.Call) -> str:
-    """Return what else is to be changed in a loader's arguments, or nothing."""
-    if len(loader.args) > 3 or any(map(_has_stars, loader.args)):
-        return "; give what stands behind shuffle by name"
-    for name, value in ((e.arg, ast.unparse(e.value)) for e in loader.keywords):
-        if name == "batch_size" and value == "None":
-            return "; it makes the batches itself: give it a batch_size"
-        if name == "sampler" and "Weighted" in value:
-            return "; give it sampler=elasticrun.WeightedDraws(weights, num_samples)"
-        if name == "sampler" and value != "None":
-            return "; it shares the samples out itself: leave sampler= out"
-        if name == "batch_sampler" and value != "None":
-            return "; batch_sampler= must map a batch's number to its indices"
-    return ""
 
 
 class _Made(NamedTuple):

@@ -9,7 +9,7 @@ from elasticrun.lint import naming
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import Event, Site
 from elasticrun.lint.naming import named, written
-from elasticrun.lint.program import Program, doubts, is_checked, is_once, keywords_of
+from elasticrun.lint.program import Program, is_checked, is_once, keywords_of
 
 ER104 = Rule(
     "ER104 E file appended in replayed code",
@@ -78,11 +78,11 @@ def _appended(program: Program, event: Event) -> Iterator[Finding]:
         at = made if program.zone(made.step) == program.zone(event.step) else event
     if loop is not None:
         message = f"file appended {program.during(loop, event.step)} appends it again"
-        yield program.finding(ER104, at, message, loop=loop, doubts=doubts(loop))
+        yield program.finding(ER104, at, message, loop=loop)
     elif program.is_before_epochs(event):
         zone = program.zone(event.step)
         message = f"file appended in zone {zone}; every restart appends it again"
-        yield program.finding(ER104, at, message, doubts=1)
+        yield program.finding(ER104, at, message, severity="W")
 
 
 def _is_written_later(program: Program, event: Event, filled: list[Event]) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop, EpochLoop, Event, Site, WalkedLoop
 from elasticrun.lint.naming import named, written
-from elasticrun.lint.program import Program, doubts
+from elasticrun.lint.program import Program
 from elasticrun.lint.values import Value, elastic_loaders_in
 
 ER002 = Rule(
@@ -100,7 +100,7 @@ def _iterators(program: Program) -> Iterator[Finding]:
                     f"{name}() counts from 0 again when the interrupted loop goes on, "
                     "which then delivers more batches"
                 )
-                yield program.finding(ER207, loop, message, doubts=doubts(loop))
+                yield program.finding(ER207, loop, message)
                 break
 
 
@@ -113,7 +113,7 @@ def _ranges(program: Program) -> Iterator[Finding]:
     }
     for loop in program.graph.loops:
         plain_loop = next(iter(loop.plain_loops), None)
-        is_outside = loop.sure and loop.epoch is None and loop.loader.kind == "loader"
+        is_outside = loop.epoch is None and loop.loader.kind == "loader"
         if plain_loop is None or plain_loop in seen or not is_outside:
             continue
         if plain_loop in counted or _counts(plain_loop):
@@ -133,14 +133,17 @@ def _ranges(program: Program) -> Iterator[Finding]:
         is_outside = event.step.epoch is None and event.step.loop is None
         if not is_outside or not event.registered or not event.plain_loops:
             continue
-        if event.plain_loops[0] not in seen and not asking & set(event.plain_loops):
-            seen.add(event.plain_loops[0])
+        outermost = event.plain_loops[0]
+        is_counting = outermost in counted or _counts(outermost)
+        is_asking = bool(asking & set(event.plain_loops))
+        if is_counting and outermost not in seen and not is_asking:
+            seen.add(outermost)
             message = (
                 "training loop without a boundary: the job neither saves nor stops "
                 "before its end, and a restart begins it again"
             )
             help_text = "loop over remaining_steps_until(n), or over a loader"
-            where = _head(program, event.plain_loops[0])
+            where = _head(program, outermost)
             yield program.finding(ER002, where, message, help_text=help_text)
 
 

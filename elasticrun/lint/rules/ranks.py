@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop, Event, Guard, Site, Step, WalkedLoop
 from elasticrun.lint.naming import named, written
-from elasticrun.lint.program import Program, doubts, in_words, is_once
+from elasticrun.lint.program import Program, in_words, is_once
 from elasticrun.lint.rules.effects import missing_keys, only_reads
 from elasticrun.lint.values import UNFIXED, taints_of
 from elasticrun.lint.walk.walk import Function
@@ -89,7 +89,7 @@ def _loops(program: Program) -> Iterator[Finding]:
             f"{_line(guard)} holds; the other replicas never enter it"
         )
         at = _where_decided(program, loop, guard)
-        yield program.finding(ER401, at, message, doubts=doubts(loop))
+        yield program.finding(ER401, at, message)
 
 
 def _states(program: Program) -> Iterator[Finding]:
@@ -146,7 +146,8 @@ def _paths(program: Program) -> Iterator[Finding]:
             is_log = event.name.startswith("logging.")
             is_vague = (zone == "P" and not is_log) or event.name in _MAY_ASK
             text = "every replica writes this path"
-            yield program.finding(ER403, event, text, doubts=int(is_vague))
+            severity = "H" if is_vague else "W"
+            yield program.finding(ER403, event, text, severity=severity)
 
 
 def _trackers(program: Program) -> Iterator[Finding]:
@@ -192,7 +193,7 @@ def _uncertain(program: Program) -> Iterator[Finding]:
                 f"whether the loop at line {loop.line} runs depends on "
                 f"{in_words(uncertain)}"
             )
-            yield program.finding(ER208, at, message, doubts=doubts(loop))
+            yield program.finding(ER208, at, message)
     for event in program.events("left"):
         if event.loop not in loops:
             continue
@@ -212,7 +213,7 @@ def _cut_short(program: Program) -> Iterator[Finding]:
     trained = program.events("trained", role="optimizer")
     for event in program.events("left"):
         loop = event.step.loop
-        if event.loop is not None or loop is None or not loop.sure:
+        if event.loop is not None or loop is None:
             continue
         around = next(reversed(event.plain_loops), None)
         own = [each for each in trained if each.step.loop is loop]

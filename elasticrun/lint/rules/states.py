@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import Call, Event, Step
-from elasticrun.lint.program import Program, doubts
+from elasticrun.lint.program import Program
 from elasticrun.lint.values import Value
 
 ER107 = Rule(
@@ -38,7 +38,7 @@ def _unregistered(program: Program) -> Iterator[Finding]:
     for event in [] if program.events("unseen states") else program.events("trained"):
         value, what = event.value, _TRAINED.get(event.role)
         is_outside = event.step.epoch is None and event.step.loop is None
-        if value is None or what is None or is_outside or not value.sure:
+        if value is None or what is None or is_outside or value.kind == "unknown":
             continue
         if value.made_at >= 0 and program.made(value).step.loop is not None:
             continue  # It is of one batch.
@@ -110,9 +110,9 @@ def _trained_models(
 
 def _is_known(model: Value, optimizer: Value) -> bool:
     """Return whether it is certain that nothing out of sight registers a model."""
-    if model.kind == "unknown":  # known by the use of its parameters
-        return is_saved(optimizer) and not model.is_handed_on
-    return model.sure
+    # One that is unknown is known by the use of its parameters.
+    is_seen = is_saved(optimizer) and not model.is_handed_on
+    return model.kind != "unknown" or is_seen
 
 
 def _covered(program: Program) -> set[int]:
@@ -171,7 +171,6 @@ _DONE = {
     "optimizer": "optimizer stepped",
     "scaler": "gradient scaler updated",
     "ema": "averaged weights updated",
-    "average": "averaged weights updated",
     "weights": "weights changed",
     "loaded": "state loaded over that of the checkpoint",
     "update": "updated from its own value",
@@ -181,21 +180,22 @@ _DONE = {
 
 def _changes(program: Program) -> Iterator[Finding]:
     for event in program.events("trained"):
-        unsure = doubts(event.value)
-        yield from _done_again(program, event, _DONE[event.role], unsure)
+        is_unknown = event.value is not None and event.value.kind == "unknown"
+        severity = "W" if is_unknown else "E"
+        yield from _done_again(program, event, _DONE[event.role], severity)
     for event in program.events("changed"):
         if event.how != "set":
             what = f"`{event.text}` is saved, and {_DONE[event.how]}"
             # A counter of starts is meant to change.
-            yield from _done_again(program, event, what, 1)
+            yield from _done_again(program, event, what, "W")
 
 
 def _done_again(
-    program: Program, event: Event, what: str, unsure: int
+    program: Program, event: Event, what: str, severity: str
 ) -> Iterator[Finding]:
     if event.registered and program.is_kept_at_start(event):
         message = f"{what} in zone P, after registration; every restart does it again"
-        yield program.finding(ER107, event, message, doubts=unsure)
+        yield program.finding(ER107, event, message, severity=severity)
 
 
 def _own_values(program: Program) -> Iterator[Finding]:
@@ -219,7 +219,7 @@ def _own_values(program: Program) -> Iterator[Finding]:
                 f"`{event.text}` depends on this replica's own part of the batches; a "
                 "restart gives all replicas the value of rank 0"
             )
-            yield program.finding(ER311, event, message, doubts=doubts(loop))
+            yield program.finding(ER311, event, message)
 
 
 CHECKS = (_unregistered, _copies, _changes, _own_values)

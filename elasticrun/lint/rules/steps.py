@@ -1,4 +1,4 @@
-"""ER305, ER308, ER309, ER312 to ER315: what depends on how a step's batch is cut."""
+"""ER309, ER312 to ER315: what depends on how a step's batch is cut."""
 
 from __future__ import annotations
 
@@ -9,17 +9,9 @@ from collections.abc import Iterator
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import Event, Guard, Site, Step
 from elasticrun.lint.naming import written
-from elasticrun.lint.program import Program, doubts
+from elasticrun.lint.program import Program
 from elasticrun.lint.values import Arguments
 
-ER305 = Rule(
-    "ER305 W gradient accumulation by hand",
-    help="give the loader the batch size of a whole step, and max_local_batch_size=",
-)
-ER308 = Rule(
-    "ER308 W averaged weights updated once a micro-batch",
-    help="put it behind `if loader.is_step:`",
-)
 ER309 = Rule(
     "ER309 W loss that is no mean over samples",
     help='give the loss to model.weigh(loss, count=...), or a sum reduction="sum"',
@@ -42,51 +34,6 @@ ER315 = Rule(
 )
 
 
-def _accumulation(program: Program) -> Iterator[Finding]:
-    with_backward = {
-        (guard.number, guard.holds)
-        for event in program.events("backward")
-        for guard in event.step.guards
-    }
-    for event in program.events("trained", role="optimizer"):
-        loop = event.step.loop
-        for guard in event.step.guards[len(loop.step.guards) :] if loop else ():
-            is_own_turn = (guard.number, guard.holds) in with_backward
-            if "modulo" in guard.taints and not is_own_turn:
-                message = (
-                    "optimizer stepped once in several batches: the job neither saves "
-                    "nor stops between them"
-                )
-                yield program.finding(ER305, Site(guard.test, event.step), message)
-                break
-
-
-_AVERAGING = frozenset(("lerp_", "mul_", "add_", "in place"))
-
-
-def _each_micro_batch(program: Program) -> Iterator[Finding]:
-    """Yield averages that are updated in each turn of a loop with micro-batches."""
-    made = program.events("made", role="loader")
-    sizes = [(e.value, e.given.keywords.get("max_local_batch_size")) for e in made]
-    cut = {value for value, size in sizes if size is not None and not size.is_none}
-    for event in program.events("trained"):
-        loop, guards = event.step.loop, event.step.guards
-        if loop is None or event.value is None or loop.loader not in cut:
-            continue
-        if any("is_step" in guard.taints for guard in guards):
-            continue
-        is_own = event.role == "ema" and not event.value.registered
-        by_hand = event.role == "weights" and event.how in _AVERAGING
-        if is_own or by_hand or event.role == "average":
-            what = "averaged weights updated" if is_own else "weights changed by hand"
-            message = (
-                f"{what} in each micro-batch of the loop over {loop.text} at line "
-                f"{loop.line}, not once a step"
-            )
-            at = program.called_at(event, loop.step.call)
-            yield program.finding(ER308, at, message, doubts=doubts(event.value, loop))
-
-
 _UNWEIGHED = {
     "counted": "a mean over what this part of the batch has to count, not over samples",
     "summed": "a sum, which is divided by the number of replicas",
@@ -106,7 +53,7 @@ def _losses(program: Program) -> Iterator[Finding]:
             continue
         if loop is not None and whats and "AdaptiveDataParallel" in names:
             message = f"the loss is {whats[0]}: a step depends on how its batch is cut"
-            yield program.finding(ER309, event, message, doubts=doubts(loop))
+            yield program.finding(ER309, event, message)
 
 
 _LENGTH = re.compile(r"\blen\(|\.sum\(|\.size\(|\.shape\[|\.numel\(")
@@ -139,7 +86,7 @@ def _padding(program: Program) -> Iterator[Finding]:
             "this counts all samples of a batch, but the last batch of the loop over "
             f"{loop.text} at line {loop.line} may be padded"
         )
-        yield program.finding(ER312, event, message, doubts=doubts(loop))
+        yield program.finding(ER312, event, message)
 
 
 def _quotients(program: Program) -> Iterator[Finding]:
@@ -172,7 +119,7 @@ def _left_out(program: Program) -> Iterator[Finding]:
                     "replica's part of the batch, and the other replicas wait in theirs"
                 )
                 at = Site(guard.test, event.step)
-                yield program.finding(rule, at, message, doubts=doubts(event.step.loop))
+                yield program.finding(rule, at, message)
 
 
 def _deciding(program: Program, event: Event, alike: set[Step]) -> Guard | None:
@@ -203,4 +150,4 @@ def _is_padded(given: Arguments) -> bool:
     return is_even and (drop is None or drop.constant is not True)
 
 
-CHECKS = (_accumulation, _each_micro_batch, _losses, _padding, _quotients, _left_out)
+CHECKS = (_losses, _padding, _quotients, _left_out)

@@ -18,7 +18,7 @@ from elasticrun.lint.graph import (
     Write,
 )
 from elasticrun.lint.naming import written
-from elasticrun.lint.program import Program, doubts, is_once
+from elasticrun.lint.program import Program, is_once
 from elasticrun.lint.rules.dataflow import (
     PARTIAL,
     CarriedValue,
@@ -71,7 +71,7 @@ def _loop_bodies(program: Program) -> Iterator[LoopBody]:
             inside = {step for step in graph.steps if step.epoch is epoch}
             yield LoopBody(epoch.step, inside, epoch)
     for loop in graph.loops:
-        if loop.is_elastic and loop.sure and not loop.outer:
+        if loop.is_elastic and not loop.outer:
             yield LoopBody(loop.step, steps_of(program, loop), loop)
 
 
@@ -97,18 +97,16 @@ def _over_epochs(
             f"`{write.name}` is changed in zone {program.zone(write.step)} and read in "
             "a later epoch; a restart sets it back to its first value"
         )
-        severity, unsure = "E" if loudness == "decides" else "W", doubts(loop)
+        severity = "E" if loudness == "decides" else "W"
     elif flow.loudness(each for each in reads if each.step in program.zones.between):
-        write, severity, unsure = carried.survivors[0], "W", 0
+        write, severity = carried.survivors[0], "W"
         message = (
             f"`{write.name}` is set in the epochs and read after them; a job that "
             "restarts when all epochs are finished never sets it"
         )
     else:
         return
-    yield program.finding(
-        ER301, write, message, loop=loop, severity=severity, doubts=unsure
-    )
+    yield program.finding(ER301, write, message, loop=loop, severity=severity)
 
 
 def _ends_at_once(
@@ -196,7 +194,7 @@ def _in_one_epoch(program: Program) -> Iterator[Finding]:
 
 def _set_by_apply(event: Event) -> str:
     """Return the function that `apply` is given, if it sets how modules train."""
-    if event.how != "apply" or not isinstance(event.at, ast.Call):
+    if event.name != "apply" or not isinstance(event.at, ast.Call):
         return ""
     given = map(written, event.at.args)
     return next((text for text in given if _SETTING.search(text)), "")
@@ -305,7 +303,6 @@ def _summed(flow: Dataflow, loop: DataLoop, write: Write) -> Iterator[Finding]:
         message,
         loop=loop,
         severity="W" if is_loud else "H",
-        doubts=doubts(loop),
     )
 
 
@@ -340,7 +337,7 @@ def _read_after(flow: Dataflow, loop: DataLoop, write: Write) -> Iterator[Findin
         f"`{write.name}` is set in the loop at {program.zones.where(loop, first.step)} "
         "and read after it; a restart skips the loop if it was finished"
     )
-    yield program.finding(ER307, first, message, loop=loop, doubts=doubts(loop))
+    yield program.finding(ER307, first, message, loop=loop)
 
 
 def _numbered(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:
@@ -359,7 +356,7 @@ def _numbered(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:
                 f"`{write.name}` counts from 0 again when the interrupted loop "
                 f"continues, and is used as a step at line {reads[0].step.line}"
             )
-            yield flow.program.finding(ER304, write, message, doubts=doubts(loop))
+            yield flow.program.finding(ER304, write, message)
 
 
 def _plain(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:

@@ -52,8 +52,6 @@ def _fills(walk: Walk, key: ast.expr) -> bool:
 def _assign_name(walk: Walk, target: ast.Name, value: Value, how: str) -> None:
     name = target.id
     owner = walk.frame.binder(name)
-    if not value.name and value.kind == "unknown":
-        value.name = name
     _drop_content(walk, owner.env.get(name), value, target, name)
     owner.env[name] = value
     walk.write((owner.uid, name), target, how, value, name)
@@ -69,8 +67,6 @@ def _assign_member(
     if is_news or not before or before.kind in ("const", "unknown"):
         _drop_content(walk, before, value, target, str(name))
         base.attrs[name] = value
-    if not value.name and value.kind == "unknown":
-        value.name = str(name)
     text = written(target)
     walk.write((base.uid, name), target, how, value, text)
     if base.kind != "class" and isinstance(target, ast.Subscript) and name != "[]":
@@ -190,7 +186,7 @@ def _run_aug_assign(walk: Walk, node: ast.AugAssign) -> None:
         old.is_complete = False
         return
     taints = old.taints | value.taints
-    new = unknown(old.name, taints)
+    new = unknown(taints)
     walk.assign(node.target, new, how="update")
     _note_change(walk, node.target, node, "update", value.taints)
 
@@ -207,14 +203,11 @@ def _note_change(
         walk.note(node, "set up", base, text=text)
     if field and base.kind == "param":
         if field == "data" and how == "update":
-            walk.note(node, "trained", base.owner, role="weights", how="in place")
+            walk.note(node, "trained", base.owner, role="weights")
         return
     # What a group of an optimizer's has is the optimizer's.
     owner = base.owner or base if base.kind == "group" else base
-    holds_parameters = any(each.kind == "param" for each in (owner, *owner.parts))
-    if how == "update" and owner.kind != "optimizer" and holds_parameters:
-        walk.note(node, "trained", owner, role="average")
-    elif owner.kind == "accumulator":
+    if owner.kind == "accumulator":
         if "world_size" in taints:
             owner.taints -= {"accumulated"}  # a mean of all replicas
         walk.note(node, "added", owner, taints=taints)

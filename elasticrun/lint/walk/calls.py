@@ -11,7 +11,7 @@ from elasticrun.lint.graph import CONTENT, OPTIMIZER, OWN, VALUE, Sink, flow_to
 from elasticrun.lint.naming import GROWING, written
 from elasticrun.lint.values import Class, Value, constant, unknown
 from elasticrun.lint.walk.expressions import attribute
-from elasticrun.lint.walk.externals import call_unknown, looks_like_model, opaque
+from elasticrun.lint.walk.externals import call_unknown, opaque
 from elasticrun.lint.walk.functions import (
     Called,
     MethodCalled,
@@ -85,7 +85,6 @@ def _call_external(walk: Walk, name: str, node: ast.Call) -> Value:
         own = ELASTIC.get(elastic, Row())
         made = _by_row(walk, own, called(walk, elastic, node, own.sink or VALUE))
         assert made is not None
-        made.name = made.name if own.do else elastic
         return made
     row = function_row(name)
     it = called(walk, name, node, row.sink if row is not None else None)
@@ -101,7 +100,7 @@ def _call_external(walk: Walk, name: str, node: ast.Call) -> Value:
 
 def _call_method(walk: Walk, receiver: Value, name: str, node: ast.Call) -> Value:
     """Return what a method returns that the project does not define."""
-    also = "model" if looks_like_model(receiver) else ""
+    also = "model" if receiver.is_model else ""
     roles_of = (_role_of(receiver), also, "any")
     rows = (method_row(role, name) for role in roles_of)
     row = next((each for each in rows if each is not None), None)
@@ -116,12 +115,10 @@ def _call_method(walk: Walk, receiver: Value, name: str, node: ast.Call) -> Valu
 
 
 def _role_of(value: Value) -> str:
-    """Return what a value is, or what its name suggests where nothing is known."""
+    """Return what a value is to the table of methods."""
     if value.kind == "instance" and value.cls is not None and value.cls.role:
         return value.cls.role
-    if value.kind != "unknown":
-        return value.kind
-    return naming.hint(value.name) if value.name else "unknown"
+    return value.kind
 
 
 def _by_row(walk: Walk, row: Row | None, it: Called) -> Value | None:
@@ -133,7 +130,7 @@ def _by_row(walk: Walk, row: Row | None, it: Called) -> Value | None:
     receiver = it.receiver if isinstance(it, MethodCalled) else None
     if row.event is not None:
         walk.note(
-            it.node, row.event, receiver, name=it.name, role=row.role, how=it.name,
+            it.node, row.event, receiver, name=it.name, role=row.role,
             text=it.text, given=it, taints=it.taints, plain_loops=walk.plain_loops,
         )  # fmt: skip
     if row.gives == "nothing":
@@ -144,7 +141,7 @@ def _by_row(walk: Walk, row: Row | None, it: Called) -> Value | None:
         return receiver
     if row.gives == "first":
         return it.args[0] if it.args else None
-    return unknown(row.taint, frozenset(row.taint.split()))
+    return unknown(frozenset(row.taint.split()))
 
 
 # The project's classes.

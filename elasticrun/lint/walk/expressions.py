@@ -35,7 +35,7 @@ def _evaluate_name(walk: Walk, node: ast.Name) -> Value:
         walk.read((owner.uid, node.id), node)
         if value.is_container or value.is_durable or _may_hold(value):
             walk.read((value.uid, "[]"), node)
-    if value.kind == "unknown" and naming.hint(node.id) == "rank":
+    if value.kind == "unknown" and naming.is_rank(node.id):
         value.taints |= {"rank"}
     return value
 
@@ -83,7 +83,7 @@ def _evaluate_conditional(walk: Walk, node: ast.IfExp) -> Value:
         value.taints |= {"rank"}  # whether it is there
     if value.kind in ("unknown", "const"):
         by_rank = test.taints & {"rank"}
-        value = unknown(value.name, first.taints | second.taints | by_rank)
+        value = unknown(first.taints | second.taints | by_rank)
     return value
 
 
@@ -192,7 +192,7 @@ def attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value:
         return external(f"{base.name}.{name}")
     if base.kind == "module":
         found = base.frame.env.get(name) if base.frame is not None else None
-        return found or unknown(name)
+        return found or unknown()
     if name in base.attrs:
         value = base.attrs[name]
         walk.read((base.uid, name), node)
@@ -243,11 +243,11 @@ def _other_attribute(walk: Walk, base: Value, name: str, node: ast.AST) -> Value
     if name in _SAME_OBJECT and base.kind in ("model", "param", "instance"):
         return base
     if name == "param_groups" and base.kind in ("optimizer", "unknown"):
-        return Value("param_groups", base.name, sure=base.sure, owner=base)
+        return Value("param_groups", base.name, owner=base)
     is_own_model = base.kind == "instance" and base.cls and base.cls.role == "model"
     if base.kind in ("model", "ema") or is_own_model:
-        return Value("param", name, sure=base.sure, owner=base)
-    child = unknown(f"{base.name}.{name}" if base.name else name, base.taints)
+        return Value("param", name, owner=base)
+    child = unknown(base.taints)
     if base.kind in ("loader", "plain_loader"):
         if name == "dataset" and base.parts:
             return base.parts[0]
@@ -268,7 +268,7 @@ def _evaluate_subscript(walk: Walk, node: ast.Subscript) -> Value:
     base = walk.evaluate(node.value)
     key = walk.evaluate(node.slice)
     if base.name == naming.ENVIRONMENT:
-        return unknown("environ", environment_taints(key))
+        return unknown(environment_taints(key))
     value = item(walk, base, key, node)
     if value.kind == "unknown":
         value.taints = losses.taints_of_item(node, value.taints)
@@ -304,7 +304,7 @@ def _constant_item(walk: Walk, base: Value, key: str | int, node: ast.AST) -> Va
     if key not in base.attrs:
         if base.kind not in ("dict", "unknown", "variables"):
             return unknown(taints=base.taints)
-        base.attrs[key] = unknown(str(key), base.taints)
+        base.attrs[key] = unknown(base.taints)
         if base.kind == "dict" and [each.name for each in base.parts] == ["list"]:
             base.attrs[key] = walk.made(Value("list", node=node, is_empty=True))
     walk.read((base.uid, key), node)

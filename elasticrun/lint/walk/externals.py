@@ -32,7 +32,7 @@ from elasticrun.lint.walk.walk import Walk
 def call_unknown(walk: Walk, callee: Value, it: Called) -> Value:
     """Return what a call of something unknown, or of its method, returns."""
     value = opaque(walk, it)
-    if looks_like_model(callee):
+    if callee.is_model:
         value.taints -= OF_LOSSES  # What a model makes is none.
         value.taints |= taints_of_labels(it, walk.frame.module.text)
     value.taints |= callee.taints & OF_CRITERIA
@@ -100,14 +100,11 @@ def is_seeded(walk: Walk, name: str) -> bool:
 
 
 def change_weights(walk: Walk, it: Called) -> Value:
-    """Note that weights are changed in place: those of a model, or many at once."""
+    """Note that weights are changed in place."""
     given = [each for first in it.args[:1] for each in (first, *first.parts)]
     found = [each.owner for each in given if each.kind == "param"]
-    if not found and it.last.startswith("_foreach_"):
-        return unknown()
     weights = next(iter([*found, *given]), None)
-    how = it.last.removeprefix("_foreach_")
-    walk.note(it.node, "trained", weights, role="weights", how=how)
+    walk.note(it.node, "trained", weights, role="weights")
     return unknown()
 
 
@@ -191,7 +188,7 @@ def make(walk: Walk, it: Called) -> Value:
 
 def wrap_model(walk: Walk, it: Called) -> Value | None:
     """Return the model that wraps the one that a call is given, if it is given one."""
-    inner = next((each for each in it.args if looks_like_model(each)), None)
+    inner = next((each for each in it.args if each.is_model), None)
     if inner is None:
         return None
     made = Value("model", inner.name, node=it.node, parts=[inner])
@@ -211,12 +208,6 @@ def copy(walk: Walk, it: Called) -> Value | None:
     given = Arguments([made])
     walk.note(it.node, "made", original, role="copy", given=given)
     return walk.made(made) if original.is_object else made
-
-
-def looks_like_model(value: Value) -> bool:
-    """Return whether a value is a model, or named like one."""
-    is_hinted = value.kind == "unknown" and naming.hint(value.name) == "model"
-    return value.is_model or is_hinted
 
 
 # Files.

@@ -192,8 +192,8 @@ def bind(walk: Walk, callee: Value, into: Frame, given: Arguments) -> None:
         if name in rest:
             values[name] = rest.pop(name)
         elif name not in values:
-            is_rank = naming.hint(name) == "rank"
-            values[name] = unknown(name, frozenset(("rank",) if is_rank else ()))
+            is_rank = naming.is_rank(name)
+            values[name] = unknown(frozenset(("rank",) if is_rank else ()))
     if spec.vararg is not None:
         values[spec.vararg.arg] = Value("tuple", parts=args[len(names) :])
     if spec.kwarg is not None:
@@ -270,7 +270,6 @@ def _run_class_def(walk: Walk, node: ast.ClassDef) -> None:
                     cls.constants[target.id] = each.value
     cls.role = _role_of(cls)
     walk.frame.env[node.name] = Value("class", node.name, node=node, cls=cls)
-    walk.classes.append(cls)
 
 
 # Imports.

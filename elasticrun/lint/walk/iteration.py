@@ -6,7 +6,6 @@ import ast
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 
-from elasticrun.lint import naming
 from elasticrun.lint.graph import OPTIMIZER, TEST, DataLoop, EpochLoop, Step, WalkedLoop
 from elasticrun.lint.naming import last_name, written
 from elasticrun.lint.values import (
@@ -29,7 +28,8 @@ from elasticrun.lint.walk.walk import Body, Evaluate, Frame, Leaving, RunStateme
 
 MAX_ELEMENTS = 8  # of a container, for each of which a loop's body is walked through
 MAX_YIELDS = 4  # of one generator, each of which runs the loop's body
-_ITERATED = frozenset(("generator", "iterator", "wrapped", "loader", "plain_loader"))
+_LOADERS = ("loader", "plain_loader")
+_ITERATED = frozenset(("generator", "iterator", "wrapped", *_LOADERS))
 _COUNTING = frozenset(("trange", "count"))
 _BATCH = frozenset(("batch",))
 _TRUE = frozenset(("epoch",))  # a number that does not depend on restarts
@@ -41,7 +41,7 @@ def iterate(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
         _wrapped(walk, value, node, body)
     elif value.kind == "iterator" and value.parts:
         walk.iterate(value.parts[0], node, body)
-    elif value.kind == "steps" or _is_loader(value):
+    elif value.kind in ("steps", *_LOADERS):
         _data_loop(walk, value, node, body)
     elif value.kind == "epochs":
         _epoch_loop(walk, value, node, body)
@@ -70,11 +70,6 @@ def _object_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
             body(call_function(walk, ask, node, Arguments()))
     else:
         walk.iterate(made if made.kind in _ITERATED else unknown(), node, body)
-
-
-def _is_loader(value: Value) -> bool:
-    is_named_so = value.kind == "unknown" and naming.hint(value.name) == "loader"
-    return is_named_so or value.kind in ("loader", "plain_loader")
 
 
 def _few_elements(value: Value) -> list[Value]:
@@ -114,7 +109,7 @@ def _counting(walk: Walk, body: Body) -> Body:
     def counted(element: Value) -> None:
         # A list has no place to continue at, nor has a loop in a batch of another one.
         is_own = walk.loop is not outside and not (walk.loop and walk.loop.is_inner)
-        index = unknown("index", frozenset(("enumerated",) if is_own else ()))
+        index = unknown(frozenset(("enumerated",) if is_own else ()))
         body(Value("tuple", parts=[index, element]))
 
     return counted
@@ -126,7 +121,7 @@ def _weight(value: Value, depth: int = 6) -> int:
     if value.kind in ("wrapped", "iterator"):
         parts = value.parts if depth else []
         return max((_weight(part, depth - 1) for part in parts), default=0)
-    if value.kind == "generator" or _is_loader(value):
+    if value.kind in ("generator", *_LOADERS):
         return 4
     if value.defines("__iter__"):
         return 3
@@ -196,12 +191,10 @@ def _unrolled(walk: Walk, elements: list[Value], node: ast.AST, body: Body) -> N
 
 def _data_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     """Walk through a loop over a loader, or over `remaining_steps_until`."""
-    is_sure = value.kind != "unknown" and value.sure
     is_elastic = value.kind != "plain_loader"
     loop = DataLoop(
-        walk.step(node), walk.plain_loops, _loop_text(node), value, sure=is_sure,
-        is_elastic=is_elastic,
-    )  # fmt: skip
+        walk.step(node), walk.plain_loops, _loop_text(node), value, is_elastic
+    )
     walk.graph.loops.append(loop)
     with looping(walk, loop.step, loop):
         outer = walk.loop
@@ -211,9 +204,9 @@ def _data_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
         walk.step(node)  # The head is reached behind the last batch, too.
         _read_dataset(walk, value, node)
         if value.kind == "steps":
-            element = unknown("step", _TRUE)
+            element = unknown(_TRUE)
         else:  # All replicas get all of a plain loader.
-            element = unknown("batch", _BATCH if loop.is_elastic else NO_TAINTS)
+            element = unknown(_BATCH if loop.is_elastic else NO_TAINTS)
         body(element)
         walk.loop = outer
 
@@ -237,7 +230,7 @@ def _epoch_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     walk.graph.epochs.append(loop)
     with looping(walk, loop.step, loop, is_skipped=True):
         outer, walk.epoch = walk.epoch, loop
-        body(unknown("epoch", frozenset(("epoch",))))
+        body(unknown(_TRUE))
         walk.epoch = outer
 
 

@@ -20,7 +20,7 @@ from elasticrun.lint.walk.losses import NUMBER, SELECTED, taints_of_method
 from elasticrun.lint.walk.walk import Walk
 
 _HARMLESS_IN_PLACE = named(
-    "requires_grad_ copy_ detach_ zero_grad retain_grad share_memory_ register_"
+    "requires_grad_ detach_ zero_grad retain_grad share_memory_ register_"
 )
 _SENDERS = named(
     "client session requests producer smtp server bot webhook slack notifier api sqs "
@@ -61,12 +61,16 @@ def change(walk: Walk, it: MethodCalled) -> Value:
 
 def items(_: Walk, it: MethodCalled) -> Value:
     """Return the items of a dictionary, its keys or its values."""
-    attrs = it.receiver.attrs
-    parts = [constant(key) for key in attrs] if it.name == "keys" else [*attrs.values()]
+    known = it.receiver.attrs.items()
+    pairs = [(constant(key), value) for key, value in known]
+    others = (each for each in it.receiver.parts if each.kind != "ext")  # a factory
+    pairs += [(unknown(), value) for value in others]
     if it.name == "items":
-        parts = [Value("tuple", parts=[constant(k), v]) for k, v in attrs.items()]
-    taints = it.receiver.taints | taints_of(attrs.values())
-    is_complete = it.receiver.is_complete and bool(attrs)
+        parts = [Value("tuple", parts=[*pair]) for pair in pairs]
+    else:
+        parts = [pair[it.name == "values"] for pair in pairs]
+    taints = it.receiver.taints | taints_of(value for _, value in pairs)
+    is_complete = it.receiver.is_complete and bool(known)
     return Value("list", parts=parts, taints=taints, is_complete=is_complete)
 
 
@@ -129,7 +133,7 @@ def load(walk: Walk, it: MethodCalled) -> Value:
 
 def parameters(_: Walk, it: MethodCalled) -> Value:
     """Return parameters of a model."""
-    return Value("param", it.name, sure=it.receiver.sure, owner=it.receiver)
+    return Value("param", it.name, owner=it.receiver)
 
 
 def change_parameters(walk: Walk, it: MethodCalled) -> Value:
@@ -137,11 +141,8 @@ def change_parameters(walk: Walk, it: MethodCalled) -> Value:
     model = it.receiver.owner or it.receiver
     is_in_place = it.name.endswith("_") and not it.name.startswith("_")
     is_in_place |= it.name in ("apply", "reset_parameters")
-    how = it.name if is_in_place and it.name not in _HARMLESS_IN_PLACE else ""
-    if it.name == "copy_":
-        how = "in place"
-    if how:
-        walk.note(it.node, "trained", model, role="weights", how=how)
+    if is_in_place and it.name not in _HARMLESS_IN_PLACE:
+        walk.note(it.node, "trained", model, role="weights")
     return it.receiver
 
 
@@ -194,7 +195,7 @@ def _change_in_place(walk: Walk, it: MethodCalled, field: ast.Attribute) -> None
     if is_new:  # What it held is not read.
         reads = walk.current.reads
         reads[:] = [each for each in reads if each.at is not field]
-    changed = unknown(it.receiver.name, it.receiver.taints | it.taints)
+    changed = unknown(it.receiver.taints | it.taints)
     walk.assign(field, changed, how="set" if is_new else "update")
 
 

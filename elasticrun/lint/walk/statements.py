@@ -149,13 +149,7 @@ def _run_try(walk: Walk, node: ast.Try) -> None:
     entry = walk.step(node)
     first, before = len(walk.graph.steps), dict(walk.frame.env)
     walk.run(node.body)
-    has_loop = any(each.step.number >= first for each in walk.graph.loops)
-    # Of a body with a dataset loop only the loop is taken to raise.
-    raising = [
-        step
-        for step in walk.graph.steps[first:]
-        if not has_loop or step.loop is not None
-    ]
+    raising = walk.graph.steps[first:]
     walk.run(node.orelse)
     _run_handlers(walk, node, [entry, *raising], before)
     if node.finalbody and not walk.here:
@@ -174,7 +168,7 @@ def _run_handlers(
         walk.step(handler)
         walk.evaluate(handler.type)
         if handler.name:
-            frame.env[handler.name] = unknown(handler.name)
+            frame.env[handler.name] = unknown()
         walk.run(handler.body)
         ends.append((walk.here, frame.env))
     _meet(walk, ends)

@@ -95,7 +95,7 @@ def _len(_: Walk, it: Called) -> Value | None:
 
 
 def _environ(_: Walk, it: Called) -> Value | None:
-    return unknown("environ", environment_taints(it.args[0])) if it.args else None
+    return unknown(environment_taints(it.args[0])) if it.args else None
 
 
 def _get(walk: Walk, it: MethodCalled) -> Value | None:
@@ -103,7 +103,7 @@ def _get(walk: Walk, it: MethodCalled) -> Value | None:
 
 
 def _count(_: Walk, it: MethodCalled) -> Value:
-    pair = [unknown("batch_index"), it.receiver]
+    pair = [unknown(), it.receiver]
     return Value("wrapped", "zip", parts=pair, node=it.node)
 
 
@@ -217,9 +217,7 @@ _COLLECTIVE = (
 # Functions of whole modules; then come those that make objects, which naming.py knows.
 _PATTERNS = {
     _COLLECTIVE: Row(do=externals.agree),
-    r"^torch\.(?:nn\.init\.|_foreach_\w+_$)|(?:^|\.)prune(?:\.|$)": Row(
-        do=externals.change_weights
-    ),
+    r"^torch\.nn\.init\.|(?:^|\.)prune(?:\.|$)": Row(do=externals.change_weights),
     r"^sklearn\.(?:model_selection|utils)\.": Row(do=externals.split),
     r"^pathlib\.": Row(gives="alike", taint="path"),
     r"^gym(?:nasium)?\.wrappers\.": Row(gives="first"),

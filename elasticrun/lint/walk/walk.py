@@ -28,7 +28,6 @@ from elasticrun.lint.graph import (
 )
 from elasticrun.lint.project import Module, Project, statements_of
 from elasticrun.lint.values import (
-    Class,
     MethodDef,
     Value,
     constant,
@@ -109,8 +108,8 @@ class Frame:
         if owner is not None:
             return owner.env[name], owner
         if name in self.bound:  # Further on, so it may be by an earlier turn.
-            return unknown(name), self
-        return external(name) if name in _BUILTINS else unknown(name), None
+            return unknown(), self
+        return external(name) if name in _BUILTINS else unknown(), None
 
 
 @dataclass(eq=False)
@@ -190,7 +189,6 @@ class Walk:
         self.handlers = handlers
         self.graph = Graph()
         self.events: list[Event] = []
-        self.classes: list[Class] = []
         self.objects: list[Value] = []
         self.bases: dict[int, Value] = {}
         self.here: list[Step] = []

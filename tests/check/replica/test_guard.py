@@ -121,7 +121,7 @@ WRITERS = {
 @pytest.mark.parametrize(
     "writer",
     [
-        "torch.save",
+        pytest.param("torch.save", marks=pytest.mark.slow),
         *(
             pytest.param(each, marks=pytest.mark.wide)
             for each in WRITERS

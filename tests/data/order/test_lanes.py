@@ -139,19 +139,25 @@ def test_orders_differ_by_key_and_windows_mix() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_files", "length", "batch_size", "window", "least_met"),
+    ("num_files", "length", "batch_size", "window", "block", "least_met"),
     [
-        (64, 1500, 16, 16_384, 0.9),
-        (64, 1500, 16, 1024, 0.9),  # As of pictures.
-        (256, 500, 32, 16_384, 0.9),
-        (1000, 60, 32, 16_384, 0.5),  # Files shorter than a window.
-        (1, 50_000, 32, 16_384, 1),
+        (64, 1500, 16, 16_384, 256, 0.9),
+        (64, 500, 16, 1118, 72, 0.9),  # As of pictures of 30 and 100 kB.
+        (256, 500, 32, 335, 24, 0.9),
+        (256, 500, 32, 16_384, 256, 0.9),
+        (1000, 60, 32, 16_384, 256, 0.5),  # Files shorter than a window.
+        (1, 50_000, 32, 16_384, 256, 1),
     ],
 )
 def test_files_mix(
-    num_files: int, length: int, batch_size: int, window: int, least_met: float
+    num_files: int,
+    length: int,
+    batch_size: int,
+    window: int,
+    block: int,
+    least_met: float,
 ) -> None:
-    lanes = lanes_of([length] * num_files, 64, window, 256, are_entered=True)
+    lanes = lanes_of([length] * num_files, 64, window, block, are_entered=True)
     orders = [lanes.order(key)(everywhere(lanes)) for key in range(3)]
     met, correlation, again = mixing(orders, num_files, batch_size)
     assert met >= least_met
@@ -201,6 +207,7 @@ def plan_of(run: dict[str, Any], rank: int, world_size: int, first: int) -> Loop
     )
 
 
+@pytest.mark.slow(20)
 @given(runs())
 def test_batches_are_the_same_at_any_number_of_replicas(run: dict[str, Any]) -> None:
     """P1, P2 and P4: over restarts with other world sizes."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
+import os
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +23,11 @@ from elasticrun import (
     Mixed,
     Packed,
     ParquetRows,
+    TarShards,
     TextLines,
     TokenFiles,
 )
+from elasticrun.data.streams.files import begins_of
 from elasticrun.data.streams.index import STRIDE
 from elasticrun.data.streams.iterables import streams_of
 from tests.support.generations import run_once
@@ -53,7 +58,74 @@ def test_every_sample_once_in_any_place(kind: str, tmp_path: Path) -> None:
 def test_a_tar_shard_is_entered_near_the_sample(tmp_path: Path) -> None:
     shards = KINDS["tar"](tmp_path)
     shards.count_all()
-    assert [shards.mark(3, number)[0] for number in (15, 16, 300)] == [0, 16, 288]
+    assert [shards.mark(3, number)[0] for number in (3, 4, 301)] == [0, 4, 300]
+
+
+def test_large_samples_make_smaller_blocks() -> None:
+    for size, block, remote in ((100, 256, 2**22 // 100), (30_000, 72, 140)):
+        of = [
+            begins_of(name, 100_000, 100_000 * size, stride=4)[1]
+            for name in ("a.tar", "s3://a.tar")
+        ]
+        assert of == [block, -(-remote // 4) * 4]
+    assert begins_of("a.tar.gz", 100, 100).tolist() == []
+
+
+class Read(TarShards):
+    """Shards that note what was read of them, and how often they were opened."""
+
+    read: list[tuple[int, int]]
+    num_opened = 0
+
+    def open(self, stream: int, first: int) -> Iterator[dict[str, Any]]:
+        Read.num_opened += 1
+        for number, sample in enumerate(super().open(stream, first), first):
+            self.read.append((stream, number))
+            yield sample
+
+
+def test_a_loop_over_large_samples_begins_with_those_that_it_asks(
+    tmp_path: Path,
+) -> None:
+    for number in range(8):
+        with tarfile.open(tmp_path / f"{number}.tar", "w") as shard:
+            for n in range(200):
+                shard.addfile(tarfile.TarInfo(f"{number * 200 + n}.txt"), io.BytesIO())
+    shards = Read(tmp_path / "*.tar", lanes=4, window=4 * 40)
+    loader = AdaptiveDataLoader(shards, 4, shuffle=True, collate_fn=keys)
+    for epoch in range(3):
+        shards.read = []
+        whole = [batch for batch, _ in loader.read(epoch)]
+        assert sorted(itertools.chain.from_iterable(whole)) == list(range(1600))
+        for first in (0, 7, 200, 370, 399):
+            read = shards.read = []
+            batches = [batch for batch, _ in loader.read(epoch, first)]
+            assert batches == whole[first:]
+            missing = sum(map(len, batches))
+            assert missing <= len(read) <= missing + 4 * 40
+        read = shards.read = []
+        next(loader.read(epoch, 200))
+        for stream in range(8):  # Up to a window where it begins in one, else one.
+            numbers = [number for of, number in read if of == stream]
+            assert len(numbers) <= (1 if 0 not in numbers else 40)
+        assert len(read) < 80
+
+
+def test_a_compressed_shard_is_opened_once_by_a_resume(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as shard:
+        for n in range(200):
+            shard.addfile(tarfile.TarInfo(f"{n}.txt"), io.BytesIO())
+    shards = Read(tmp_path / "a.tar.gz", window=40)
+    shards.read = []
+    loader = AdaptiveDataLoader(shards, 4, shuffle=True, collate_fn=keys)
+    whole = [batch for batch, _ in loader.read(0)]
+    Read.num_opened, shards.read = 0, []
+    assert [batch for batch, _ in loader.read(0, 25)] == whole[25:]
+    assert Read.num_opened == 1
+
+
+def keys(samples: list[dict[str, Any]]) -> list[int]:
+    return [int(sample["__key__"]) for sample in samples]
 
 
 @pytest.mark.slow
@@ -104,25 +176,31 @@ def test_a_shard_of_hugging_faces_is_entered_by_its_state_if_that_is_exact(
     assert not caplog.records
 
 
-def test_tokens_are_sequences_with_their_targets(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["", "file://"])
+def test_tokens_are_sequences_with_their_targets(where: str, tmp_path: Path) -> None:
     tokens = [np.arange(length, dtype=np.uint16) for length in (0, 8, 25, 33)]
     for number, each in enumerate(tokens):
         each.tofile(tmp_path / f"{number}.bin")
-    (tmp_path / "0.bin").write_bytes(b"\1\0")  # A file of none cannot be mapped.
-    files = TokenFiles(tmp_path / "*.bin", 8)
+    files = TokenFiles(f"{where}{tmp_path}/*.bin", 8)
     assert [scan.length for scan in files.scans] == [0, 0, 3, 4]
     assert [files[n][0].item() for n in range(7)] == [0, 8, 16, 0, 8, 16, 24]
     assert all(torch.equal(files[n].diff(), torch.ones(8)) for n in range(7))
 
 
-def test_tokens_that_numpy_has_saved_have_a_type_and_no_header(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["", "file://"])
+def test_tokens_that_numpy_has_saved_have_a_type_and_no_header(
+    where: str, tmp_path: Path
+) -> None:
     tokens = np.arange(70_000, 70_009, dtype=np.int32)
     np.save(tmp_path / "a.npy", tokens)
-    files = TokenFiles(tmp_path / "a.npy", 4)
+    files = TokenFiles(f"{where}{tmp_path}/a.npy", 4)
     assert [*files[0].tolist(), *files[1][1:].tolist()] == tokens.tolist()
     np.save(tmp_path / "b.npy", tokens.reshape(3, 3))
     with pytest.raises(ElasticRunError, match=r"b\.npy has an array of shape \(3, 3\)"):
         len(TokenFiles(tmp_path / "b.npy", 4))
+    os.truncate(tmp_path / "a.npy", os.path.getsize(tmp_path / "a.npy") - 1)
+    with pytest.raises(ElasticRunError, match=r"35 bytes of tokens.* 9 of int32"):
+        len(TokenFiles(f"{where}{tmp_path}/a.npy", 4))
 
 
 def test_braces_stand_for_several_files(tmp_path: Path) -> None:

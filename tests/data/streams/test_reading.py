@@ -39,7 +39,11 @@ def read(reader: StreamReader, number: int) -> Any:
 @given(st.integers(1, 40), st.integers(1, 10), st.data())
 def test_a_reader_gives_any_sample(length: int, window: int, data: Any) -> None:
     reader = StreamReader(
-        "s", length, lambda first: iter(range(first, length)), window=window
+        "s",
+        length,
+        lambda first: iter(range(first, length)),
+        window=window,
+        num_before=data.draw(st.integers(0, window - 1)),
     )
     for number in data.draw(st.lists(st.integers(0, length - 1), max_size=30)):
         assert read(reader, number) == number

@@ -325,7 +325,7 @@ def test_other_names_of_streams_are_no_resume(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / name).write_text("x\n" * 9)
     run_once(lambda: script("a", "b"), tmp_path / "job")
-    with pytest.raises(CheckpointError, match="lengths, lanes and window"):
+    with pytest.raises(CheckpointError, match="lengths, blocks, lanes and window"):
         run_once(lambda: script("b", "a"), tmp_path / "job")
 
 
