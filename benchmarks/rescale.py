@@ -6,7 +6,8 @@ The example runs as people's scripts do: one that sets a variable, imports sciki
 and a module of its own, and prepares itself for 0 or 3 s. Four things are measured,
 of elasticrun, of elasticrun with `--spares`, and of torchrun:
 
-- `scale`, as a command: the pause between the last old and the first new batch;
+- `scale`, as a command: the pause between the last old and the first new batch, of the
+  first one after a start apart, whose old replicas have had none before them;
 - the time from the start of that command to the first new batch;
 - `kill -9` of a replica to the next batch;
 - `kill -9` of everything, and the same command, to the next batch.
@@ -293,12 +294,13 @@ def measure(
         return job.restart(functools.partial(job.start_again, command, end))
 
     with job_of(command(2), preparation) as (job, _):
-        for what, restart in (
-            ("scale", scale),
-            (KILL_ALL, kill_all),
-            ("kill -9", kill),
+        for what, restart, times in (
+            ("scale, the first after a start", scale, 1),
+            ("scale", scale, rounds),
+            (KILL_ALL, kill_all, rounds),
+            ("kill -9", kill, rounds),
         ):
-            tell(what, launcher, [restart() for _ in range(rounds)], preparation)
+            tell(what, launcher, [restart() for _ in range(times)], preparation)
 
 
 def measure_state(mebibytes: int, rounds: int) -> None:

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import weakref
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +94,9 @@ def _files_among(objects: list[Any]) -> list[io.IOBase]:
     # By type: objects that stand for others answer for these, or raise. And not by
     # io.IOBase, which asks its registry for each new type: of a thousand types, that
     # would take as long as all else here.
-    kinds = {kind for kind in {*map(type, objects)} if issubclass(kind, _FILE)}
-    files = [each for each in objects if type(each) in kinds]
+    types = list(map(type, objects))
+    kinds = {kind for kind in set(types) if issubclass(kind, _FILE)}
+    files = list(compress(objects, map(kinds.__contains__, types)))
     inner = (io.BufferedWriter, io.BufferedRandom)
     texts = [each for each in files if isinstance(each, io.TextIOWrapper)]
     others = [

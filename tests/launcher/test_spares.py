@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import psutil
 import pytest
@@ -187,10 +188,10 @@ def test_what_replicas_import_is_imported_before_a_crash(imported: Rescaled) -> 
 
 
 @pytest.mark.wide
-def test_what_is_started_for_a_rescaling_imports_what_optimizers_need(
+def test_what_is_started_for_a_rescaling_imports_what_ran_before_it(
     stage: Stage,
 ) -> None:
-    """While it waits for the old replicas; all else its script imports itself."""
+    """What optimizers need, too."""
     script = stage.root / "train.py"
     script.write_text(OPTIMIZES)
     options = ("--replicas", 2)
@@ -244,10 +245,9 @@ with open(os.path.join(os.environ["LAUNCHER_TEST"], "looked"), "a") as file:
 """
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("name", UNLIKE)
-def test_an_import_finds_what_it_found(stage: Stage, name: str) -> None:
-    """Whatever the script has done before it, or behind it."""
+@contextmanager
+def unlike(stage: Stage, name: str, *, loop: str) -> Iterator[Running]:
+    """Run a script that acts before it imports a package, or behind that."""
     site = stage.root / "site-packages"
     vendor = stage.root / "vendor" / "site-packages"
     for folder, source in ((site, "installed"), (vendor, "vendor")):
@@ -260,22 +260,42 @@ def test_an_import_finds_what_it_found(stage: Stage, name: str) -> None:
     script.write_text(
         f"import sys, first\n{act}import looks\n"
         "import torch\nprint('found', looks.SOURCE, first.LATE, *looks.FOUND, "
-        "torch.rand(1).item() if 'seeds' in sys.modules else '', flush=True)\n" + DIES
+        "torch.rand(1).item() if 'seeds' in sys.modules else '', flush=True)\n" + loop
     )
     path = f"{REPOSITORY}{os.pathsep}{site}"
     with running(
         stage, "--replicas", 1, script=script, command=LEISURELY, PYTHONPATH=path
     ) as job:
         stage.wait_for("trains")
+        yield job
+        stage.mark("free")
+        assert job.wait() == 0, job.events
+    first, again = [e for e in job.output.splitlines() if e.startswith("[0] found")]
+    assert first == again
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", UNLIKE)
+def test_an_import_finds_what_it_found(stage: Stage, name: str) -> None:
+    """Whatever the script has done before it, or behind it."""
+    with unlike(stage, name, loop=DIES) as job:
         if name in ("vendored", "seeds"):
             looked = stage.root / "looked"
             wait_until(lambda: len(looked.read_text().split()) == 2, "a spare")
         else:
             spares_of(job, 1)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", UNLIKE)
+def test_an_import_finds_what_it_found_in_a_rescaling(stage: Stage, name: str) -> None:
+    loop = DIES.replace("            os.kill(os.getpid(), signal.SIGKILL)\n", "")
+    with unlike(stage, name, loop=loop) as job, ThreadPoolExecutor() as pool:
+        asked = pool.submit(job.ask, "scale", 2)
+        wait_until(lambda: job.status()["state"] == "rescaling")
         stage.mark("free")
-        assert job.wait() == 0, job.events
-    first, again = [e for e in job.output.splitlines() if e.startswith("[0] found")]
-    assert first == again
+        assert asked.result().returncode == 0, asked.result().stderr
+    assert "failed" not in job.events
 
 
 DIES = """

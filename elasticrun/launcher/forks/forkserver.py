@@ -44,13 +44,14 @@ def main() -> None:
     problem = ""
     if not order["is_bare"]:
         processes.die_with_parent(os.getppid())  # While an import may hang.
+        gc.disable()  # It would look at all that is made, again and again.
         for name in (*_TORCH, *order["imports"]):
             importlib.import_module(name)
         if (number := processes.num_threads() - 1) > 0:
             problem = f"importing torch started {counted(number, 'thread')}"
         _disown_libraries()
-        gc.collect()
         gc.freeze()  # Or the collector of each replica would copy every page.
+        gc.enable()
         processes.outlive_parent()
     launcher.send(json.dumps({"type": "ready", "problem": problem}).encode())
     _serve(launcher, is_bare=order["is_bare"])

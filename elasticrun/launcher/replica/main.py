@@ -2,8 +2,8 @@
 
 1. It waits for its order.
 2. It becomes the program's process: variables, arguments, threads, its rank in `ps`.
-3. If it is a successor, it rehearses (rehearsal.py): it pauses where the program needs
-   the job, until its generation begins.
+3. If it is a successor, it imports ahead and rehearses (rehearsal.py): it pauses where
+   the program needs the job, until its generation begins.
 4. It runs the program, reports what that raises, and calls what is to be called then.
 5. It finalizes what the program has left, tells the launcher, and exits.
 """
@@ -188,8 +188,9 @@ def _serve_store(order: Message, listeners: list[int]) -> Any:
 
 def _program(order: Message, rehearsal: Rehearsal) -> None:
     if order["is_rehearsed"]:
+        if not import_ahead(order):
+            rehearsal.end_unlike()
         if not order["runs_ahead"]:
-            import_ahead(order)
             rehearsal.wait()
         rehearsal.begin_program()
     if "observer" in order:  # `elasticrun check` looks on; by name, since it is above.

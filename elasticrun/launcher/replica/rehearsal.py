@@ -30,7 +30,6 @@ _OF_THE_JOB = frozenset(
 _OWN = os.path.dirname(errors.__file__) + os.sep
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _MOST_MODULES = 8_000  # A message holds no more than a MiB.
-_OF_OPTIMIZERS = "torch._dynamo"
 _WITHOUT_FILES = ("mp_main__", "cython_")  # Cython makes such modules.
 
 
@@ -86,16 +85,16 @@ class Rehearsal:
         if name in self._awaited:
             self.wait()
 
+    def end_unlike(self) -> None:
+        """End this process, in which the program might not find what it should."""
+        self._channel.send({"type": "unlike"})
+        os._exit(1)
+
     def wait(self) -> None:
         """Wait until the other generation has ended; from any thread."""
         is_ending = threading.get_ident() == self._ending_thread
         if not self._is_over.is_set() and os.getpid() == self._pid and not is_ending:
-            # What is imported here may ask, too, and must not wait.
-            awaited, self._awaited = self._awaited, ()
-            if self._order["runs_ahead"] and not self._order["unknown"]:
-                import_what_optimizers_need(self._order)
             self._channel.send({"type": "waiting"})
-            self._awaited = awaited
             self._is_over.wait()
 
     def end(self, begun: Message) -> None:
@@ -203,16 +202,19 @@ class ProgramImports:
         }
 
 
-def import_ahead(order: Message) -> None:
+def import_ahead(order: Message) -> bool:
     """Import what the replica before has imported of installed packages.
 
     Each finds the variables that the program had set before it, but nothing of the
-    program's own. What the program itself finds is what it would find without; where
-    that is not certain, this process ends.
+    program's own. None is looked at again by the collector, which would take longer
+    than all else at this process's end.
+
+    Returns:
+        Whether the program finds what it would find without, as far as is known.
     """
     told, start, path = order["imports"], environment.variables(), list(sys.path)
     if not told["modules"]:
-        return
+        return True
     more = [each for each in told["path"] if each not in path]
     sys.path[:] = [*(each for each in path if each not in order["path"]), *more]
     draws = _draws()
@@ -227,7 +229,7 @@ def import_ahead(order: Message) -> None:
         with contextlib.suppress(BaseException):  # The program will say it.
             importlib.import_module(name)
     if _draws() != draws or any(map(_is_elsewhere, told["modules"])):
-        sys.exit(1)
+        return False
     sys.path[:] = [*path, *(e for e in sys.path if e not in path and e not in more)]
     now = environment.variables()
     changed = {name for name in variables if now.get(name) != variables[name]}
@@ -235,19 +237,7 @@ def import_ahead(order: Message) -> None:
     # What an import has changed stays: the program would find it so, too.
     environment.apply_changes(before, but=changed)
     freeze_modules()
-
-
-def import_what_optimizers_need(order: Message) -> None:
-    """Import torch's compiler, which the first optimizer of a process imports.
-
-    That takes over a second, and this process only waits. Its import looks at
-    variables, so not where those of the replica before were others.
-    """
-    told, now = order["imports"], environment.variables()
-    written = {name: value for _, name, value in told["variables"]}
-    is_alike = all(now.get(name) == value for name, value in written.items())
-    if is_alike and any(name == _OF_OPTIMIZERS for name, _ in told["modules"]):
-        importlib.import_module(_OF_OPTIMIZERS)
+    return True
 
 
 def _draws() -> tuple[object, ...]:

@@ -33,7 +33,7 @@ from elasticrun.launcher.options import (
     check_processors,
     check_shares,
 )
-from elasticrun.launcher.supervisor.generation import Generation
+from elasticrun.launcher.supervisor.generation import NO_IMPORTS, Generation
 from elasticrun.launcher.supervisor.orders import orders_ahead
 from elasticrun.launcher.supervisor.replica_reports import ReplicaReports
 from elasticrun.launcher.terminal.console import Console
@@ -101,6 +101,7 @@ class Successors:
         self._use = _Use.NONE
         self._may_rehearse = True  # No script has failed beside a generation so far.
         self._runs_ahead = True  # Whether those of the last request rehearse.
+        self._imports_ahead = True  # And whether such import before that.
         self._preparing: set[int] = set()  # Ranks that do not wait so far.
         self._watched: list[object] = []
         self._timer: Timer | None = None
@@ -334,7 +335,9 @@ class Successors:
         orders = orders_ahead(
             self._options,
             self._replicas,
-            [member.imports for member in beside.members],
+            [member.imports for member in beside.members]
+            if self._imports_ahead or not self._runs_ahead
+            else [NO_IMPORTS],
             runs_ahead=self._runs_ahead,
         )
         for each, order in zip(self._replicas, orders, strict=True):
@@ -375,6 +378,9 @@ class Successors:
         for message in messages:
             if message["type"] == "waiting":
                 self._on_waiting(replica)
+            elif message["type"] == "unlike":
+                self._on_unlike()
+                return
             elif message["type"] == "failure":
                 self._on_failed(replica, f"{message['summary']}\n{message['trace']}")
                 return
@@ -407,6 +413,17 @@ class Successors:
                 f"{limit:.0f} s; the running replicas stop for them now"
             )
             self._stop(self.beside)
+
+    def _on_unlike(self) -> None:
+        """Do without those that import ahead: the program might find something else."""
+        if self.is_requested:
+            self._imports_ahead = False
+            self.prepare_beside(self.beside)
+            return
+        self._discard_beside(self.beside)
+        if self._options.spares == "prepared":
+            self._imports_ahead = False
+            self._keep_spares()
 
     def _on_failed(self, replica: ForkedReplica, why: str) -> None:
         """Do without a successor whose script has raised, or that has ended."""

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -348,7 +349,9 @@ def test_a_gpu_is_not_used_beside_the_generation(stage: Stage, start: str) -> No
 
 
 @contextmanager
-def replica(stage: Stage, script: str) -> Iterator[tuple[Channel, Popen[str]]]:
+def replica(
+    stage: Stage, script: str, **more: object
+) -> Iterator[tuple[Channel, Popen[str]]]:
     """Begin a replica that rehearses, and let the test be its launcher."""
     path = stage.root / "script.py"
     path.write_text(script)
@@ -369,6 +372,7 @@ def replica(stage: Stage, script: str) -> Iterator[tuple[Channel, Popen[str]]]:
         "runs_ahead": True,
         "unknown": [],
         "imports": NO_IMPORTS,
+        **more,
     }
     connection, other = socket.socketpair()
     with connection, other:
@@ -391,6 +395,44 @@ def said_at_the_end(process: Popen[str]) -> str:
     said, _ = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0
     return said
+
+
+IMPORTS_AHEAD = """
+import gc, sys
+print("package" in sys.modules)
+import package
+print(any(each is package.made for each in gc.get_objects()))
+"""
+
+
+def imports_of(stage: Stage, *, checksum: int = 0) -> dict[str, object]:
+    """Make an installed package; return what a replica that has it would tell."""
+    file = stage.root / "site-packages" / "package.py"
+    file.parent.mkdir()
+    file.write_text("class Made: pass\nmade = Made()\n")
+    modules = [("package", checksum or zlib.crc32(str(file).encode()))]
+    return {"modules": modules, "path": [str(file.parent)], "variables": []}
+
+
+def test_what_is_imported_ahead_is_left_out_of_every_look_at_all_objects(
+    stage: Stage,
+) -> None:
+    imports = imports_of(stage)
+    with replica(stage, IMPORTS_AHEAD, imports=imports) as (channel, process):
+        channel.send({"type": "begin", "generation": 5, "environment": {}})
+        assert said_at_the_end(process) == "True\nFalse\n"
+
+
+@pytest.mark.parametrize("runs_ahead", [True, False])
+def test_a_successor_ends_whose_program_might_find_another_package(
+    stage: Stage, runs_ahead: bool
+) -> None:
+    """It neither runs the program, nor waits for its generation."""
+    given = {"imports": imports_of(stage, checksum=1), "runs_ahead": runs_ahead}
+    with replica(stage, IMPORTS_AHEAD, **given) as (channel, process):
+        assert channel.receive_one() == {"type": "unlike"}
+        said, _ = process.communicate(timeout=DEADLINE)
+        assert (said, process.returncode) == ("", 1)
 
 
 def test_an_order_and_the_begin_may_come_together(stage: Stage) -> None:

@@ -264,6 +264,35 @@ def test_nobody_waits_for_a_spare_whose_imports_have_no_end(opened: Open) -> Non
     assert [size for size, _ in stage.asked] == [2]  # Others are forked.
 
 
+IMPORTS = {"modules": [["package", 1]], "path": [], "variables": []}
+
+
+@pytest.mark.parametrize("spares", ["", "prepared"])
+def test_where_imports_ahead_do_not_suit_they_are_left_to_the_script(
+    opened: Open, spares: str
+) -> None:
+    stage = opened(spares=spares)
+    for member in stage.generation.members:
+        member.imports = IMPORTS
+    if spares:
+        stage.train()
+    else:
+        stage.successors.scale(3, stage.generation)
+    for imports in (IMPORTS, NO_IMPORTS):
+        stage.fork()
+        order = stage.ends[0].receive_one()
+        assert order is not None
+        assert order["imports"] == imports
+        if imports is IMPORTS:
+            stage.ends[0].send({"type": "unlike"})
+            stage.loop.run_once()
+            while stage.ends:
+                stage.ends.pop().close()
+    stage.wait()
+    assert len(stage.stops) == (not spares)
+    assert "failed" not in " ".join(stage.said)
+
+
 def test_spares_that_only_import_end_in_silence(opened: Open) -> None:
     """And the program may still rehearse."""
     stage = opened()
