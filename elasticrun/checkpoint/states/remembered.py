@@ -40,6 +40,7 @@ _DEEPEST = 32  # Deeper values may contain themselves.
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _DICTIONARIES = frozenset({dict, OrderedDict, defaultdict, Counter})
 _ROWS = frozenset({list, tuple, deque, set, frozenset})
+_CONTAINERS = _DICTIONARIES | _ROWS
 _SIZED: tuple[type[Any], ...] = (dict, *_ROWS)
 # What else never changes in place, with subclasses: made of its class and arguments,
 _MADE = (
@@ -357,6 +358,11 @@ def _remember(value: Any, depth: int, walk: _Walk) -> Any:
     # Before its values are looked at: there may be millions.
     if isinstance(value, _SIZED) and not walk.may_enter(len(value)):
         return walk.note_unknown(None)
+    # Most containers, in one call of C: a boundary comes through here for each.
+    if kind is list and _PLAIN.issuperset(map(type, value)):
+        return _Container(kind, value.copy(), value)
+    if kind is dict and _PLAIN.issuperset(map(type, value.values())):
+        return _Container(kind, value.copy(), value)
     if depth < _DEEPEST and _is_container(kind):
         found = _remember_container(value, depth, walk)
         if found is not None:
@@ -373,7 +379,7 @@ def _remember_container(value: Any, depth: int, walk: _Walk) -> _Node | None:
     kinds = [*map(type, parts.values() if isinstance(parts, dict) else parts)]
     if _are_fixed({*kinds}):
         return _Container(kind, parts.copy(), value)
-    num_others = sum(each not in _PLAIN for each in kinds)
+    num_others = len(kinds) - sum(map(_PLAIN.__contains__, kinds))
     if not walk.may_copy(_FOR_MIXED * len(kinds) + _FOR_OTHER * num_others):
         return walk.note_unknown(None)
     if kind in (set, frozenset):
@@ -384,9 +390,9 @@ def _remember_container(value: Any, depth: int, walk: _Walk) -> _Node | None:
 
 
 def _are_fixed(kinds: set[type[Any]]) -> bool:
-    return kinds <= _PLAIN or all(
-        kind in _PLAIN or (issubclass(kind, _FIXED) and not issubclass(kind, np.void))
-        for kind in kinds
+    others = kinds - _PLAIN
+    return others.isdisjoint(_CONTAINERS) and all(
+        issubclass(kind, _FIXED) and not issubclass(kind, np.void) for kind in others
     )
 
 
@@ -448,7 +454,7 @@ def _unknown_in(
 
 
 def _is_container(kind: type[Any]) -> bool:
-    is_known = kind in _DICTIONARIES or kind in _ROWS or dataclasses.is_dataclass(kind)
+    is_known = kind in _CONTAINERS or dataclasses.is_dataclass(kind)
     return is_known or (issubclass(kind, tuple) and hasattr(kind, "_make"))
 
 
