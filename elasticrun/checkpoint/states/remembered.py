@@ -339,7 +339,8 @@ class _Walk:
         self.tensors, self._left, self.has_unknown = tensors, left, False
 
     def may_enter(self, num_values: int) -> bool:
-        return num_values <= _MOST_PLAIN and self.may_copy(num_values)
+        self._left -= num_values
+        return num_values <= _MOST_PLAIN and self._left >= 0
 
     def may_copy(self, num: int) -> bool:
         self._left -= num
