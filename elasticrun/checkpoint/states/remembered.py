@@ -35,6 +35,7 @@ _MOST_PLAIN = 1 << 16  # or if they are: at once, or in all of a state at a boun
 # That takes milliseconds. A plain value counts as one there, or as so many more
 _FOR_MIXED = 3  # where others are beside it,
 _FOR_OTHER = 32  # each of which counts as this, a tensor or a container, too.
+_FEW = 64  # Values of a container, which take no time worth counting.
 _LARGEST_INT = 1 << 2000  # In a form: unpicklers that execute nothing refuse others.
 _DEEPEST = 32  # Deeper values may contain themselves.
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
@@ -359,11 +360,10 @@ def _remember(value: Any, depth: int, walk: _Walk) -> Any:
     # Before its values are looked at: there may be millions.
     if isinstance(value, _SIZED) and not walk.may_enter(len(value)):
         return walk.note_unknown(None)
-    # Most containers, in one call of C: a boundary comes through here for each.
-    if kind is list and _PLAIN.issuperset(map(type, value)):
-        return _Container(kind, value.copy(), value)
-    if kind is dict and _PLAIN.issuperset(map(type, value.values())):
-        return _Container(kind, value.copy(), value)
+    if kind is dict and len(value) <= _FEW:
+        found = _remember_flat(value, walk)
+        if found is not None:
+            return found
     if depth < _DEEPEST and _is_container(kind):
         found = _remember_container(value, depth, walk)
         if found is not None:
@@ -373,6 +373,24 @@ def _remember(value: Any, depth: int, walk: _Walk) -> Any:
     if kind is np.ndarray and value.size <= _MOST_COPIED and not value.dtype.hasobject:
         return _Array(value.copy(), value)
     return value if _is_fixed(value) else walk.note_unknown(kind)
+
+
+def _remember_flat(value: dict[Any, Any], walk: _Walk) -> _Node | None:
+    """Remember plain values and lists of them; None if there is anything else.
+
+    So are most states, and each boundary comes through here.
+    """
+    parts = value.copy()
+    for key, each in value.items():
+        if type(each) in _PLAIN:
+            continue
+        if type(each) is not list or not _PLAIN.issuperset(map(type, each)):
+            return None
+        is_short = walk.may_enter(_FOR_OTHER + len(each))
+        parts[key] = (
+            _Container(list, each.copy(), each) if is_short else walk.note_unknown(None)
+        )
+    return _Container(dict, parts, value)
 
 
 def _remember_container(value: Any, depth: int, walk: _Walk) -> _Node | None:
