@@ -340,6 +340,9 @@ DRAWS: dict[str, Callable[[], object]] = {
     "a double of torch's": lambda: torch.randn(1, dtype=torch.float64),
     "as many of torch's": lambda: torch.rand(624),
     "a seed of torch's": lambda: torch.default_generator.seed(),
+    "a state of torch's": lambda: torch.set_rng_state(
+        torch.Generator().manual_seed(random.randrange(1 << 32)).get_state()
+    ),
 }
 
 

@@ -408,9 +408,10 @@ def _memory_of_numpy() -> tuple[Any, Any] | None:
 
 
 def _memory_of_torch() -> tuple[Any, Any] | None:
-    """Return memory of torch's generator: where the words begin, and what is kept.
+    """Return memory of torch's generator: where its words begin, and behind them.
 
-    None where that is not known. Another one tells where both are in all of them.
+    None where that is not known. Another generator, in which all is told apart, shows
+    where they are.
     """
     other, own = torch.Generator(), torch.default_generator
     torch.randn(1, generator=other)  # Which keeps a number for the next call.
@@ -424,14 +425,11 @@ def _memory_of_torch() -> tuple[Any, Any] | None:
     is_known = _MARK <= begin < begin + len(words) < end < _SIZE_OF_TORCHS
     if not is_known or ctypes.string_at(places[1] + begin, len(now)) != now:
         return None
-    mark = ctypes.c_char * (2 * _MARK)  # With the position, which is before the words.
-    after = ctypes.c_char * (
-        end + 1 - begin - len(words)
-    )  # Whether it is kept is last.
-    return (
-        mark.from_address(places[1] + begin - _MARK),
-        after.from_address(places[1] + begin + len(words)),
-    )
+    # The position is in front of the words, and last whether a number is kept.
+    mark = (ctypes.c_char * (2 * _MARK)).from_address(places[1] + begin - _MARK)
+    behind = begin + len(words)
+    after = (ctypes.c_char * (end + 1 - behind)).from_address(places[1] + behind)
+    return mark, after
 
 
 def _words_and_kept_of(generator: torch.Generator) -> tuple[bytes, bytes]:

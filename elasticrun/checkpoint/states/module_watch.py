@@ -47,7 +47,7 @@ class ModuleWatch:
         self._module = module
         self._has_common_statistics = has_common_statistics
         self._statistics: list[Tensor] = []
-        self._statistics_at = 0
+        self._statistics_at: list[int] = []
         self._parameters: _Watched | None = None
         self._trained: list[Tensor] = []
         self._buffers: list[Tensor] = []
@@ -98,7 +98,7 @@ class ModuleWatch:
         self._copies = [each.detach().clone() for each in self._large.tensors]
         self._copied = self._large.look()
         self._statistics = _statistics_of(self._module)
-        self._statistics_at = _num_changes(self._statistics)
+        self._statistics_at = _versions(self._statistics)
 
     def _check(self) -> None:
         for part in self._module.modules():
@@ -167,7 +167,7 @@ class ModuleWatch:
             raise CannotRescueError(
                 f"buffers of {self._name!r} have changed since", _CHANGE_LATER
             )
-        have_changed = _num_changes(self._statistics) != self._statistics_at
+        have_changed = _versions(self._statistics) != self._statistics_at
         if have_changed and not self._has_common_statistics():
             raise CannotRescueError(
                 f"BatchNorms in {self._name!r} have other averages on rank 0, whose "
@@ -218,10 +218,10 @@ class _Watched:
         self._views: list[memoryview] = []  # Of those on the CPU.
         self._on_gpu: list[Tensor] = []
 
-    def look(self) -> tuple[int, list[int], bytes]:
-        """Return how often they have changed in place, where they are, their bytes."""
+    def look(self) -> tuple[list[int], list[int], bytes]:
+        """Return torch's counts of changes in place, places, and their bytes."""
         data = self.read()
-        return _num_changes(self.tensors), self._places, data
+        return _versions(self.tensors), self._places, data
 
     def read(self) -> bytes:
         """Return the bytes of those on the CPU."""
@@ -252,9 +252,8 @@ def _are_these(tensors: list[Tensor], now: Iterable[Tensor]) -> bool:
     return list(map(id, tensors)) == list(map(id, now))
 
 
-def _num_changes(tensors: list[Tensor]) -> int:
-    """Return torch's counts of changes in place, added up: none of them ever falls."""
-    return sum(map(_VERSION, tensors))
+def _versions(tensors: list[Tensor]) -> list[int]:
+    return [*map(_VERSION, tensors)]
 
 
 def _is_small(tensor: Tensor) -> bool:

@@ -35,7 +35,7 @@ _MOST_PLAIN = 1 << 16  # or if they are: at once, or in all of a state at a boun
 # That takes milliseconds. A plain value counts as one there, or as so many more
 _FOR_MIXED = 3  # where others are beside it,
 _FOR_OTHER = 32  # each of which counts as this, a tensor or a container, too.
-_FEW = 64  # Values of a container, which take no time worth counting.
+_FEW = 64  # Values of a container, so few that looking at all of them takes no time.
 _LARGEST_INT = 1 << 2000  # In a form: unpicklers that execute nothing refuse others.
 _DEEPEST = 32  # Deeper values may contain themselves.
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
@@ -376,20 +376,22 @@ def _remember(value: Any, depth: int, walk: _Walk) -> Any:
 
 
 def _remember_flat(value: dict[Any, Any], walk: _Walk) -> _Node | None:
-    """Remember plain values and lists of them; None if there is anything else.
+    """Remember plain values and short lists of them; None if there is anything else.
 
     So are most states, and each boundary comes through here.
     """
-    parts = value.copy()
+    parts, num_copied = value.copy(), 0
     for key, each in value.items():
         if type(each) in _PLAIN:
             continue
-        if type(each) is not list or not _PLAIN.issuperset(map(type, each)):
+        if type(each) is not list or len(each) > _FEW:
             return None
-        is_short = walk.may_enter(_FOR_OTHER + len(each))
-        parts[key] = (
-            _Container(list, each.copy(), each) if is_short else walk.note_unknown(None)
-        )
+        if not _PLAIN.issuperset(map(type, each)):
+            return None
+        parts[key] = _Container(list, each.copy(), each)
+        num_copied += _FOR_OTHER + len(each)
+    if not walk.may_copy(num_copied):
+        return walk.note_unknown(None)
     return _Container(dict, parts, value)
 
 
