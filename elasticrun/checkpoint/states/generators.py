@@ -415,7 +415,7 @@ def _memory_of_torch() -> tuple[Any, Any] | None:
     """
     other, own = torch.Generator(), torch.default_generator
     torch.randn(1, generator=other)  # Which keeps a number for the next call.
-    places = [getattr(each, "_cdata", None) for each in (other, own)]
+    places: list[Any] = [getattr(each, "_cdata", None) for each in (other, own)]
     if None in places:
         return None
     words, kept = _words_and_kept_of(other)
