@@ -33,13 +33,15 @@ class Registry:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._states: dict[str, BaseState] = {}
+        self._every: list[BaseState] | None = None  # With their parts, if it is known.
         self._num_ended_epochs = 0  # With which states of epochs have ended.
         self.not_found: set[str] = set()
 
     def __iter__(self) -> Iterator[BaseState]:
-        for state in self._states.values():
-            yield state
-            yield from state.parts()
+        if self._every is None:  # A boundary asks for them, too.
+            states = self._states.values()
+            self._every = [each for one in states for each in (one, *one.parts())]
+        return iter(self._every)
 
     def add(self, state: BaseState) -> None:
         for name, other in self._states.items():
@@ -52,7 +54,7 @@ class Registry:
                     "loop."
                 )
         state.note_states(self)
-        self._states[state.name] = state
+        self._states[state.name], self._every = state, None
 
     def load(self, state: BaseState, checkpoint: Checkpoint | None) -> bool:
         """Load a state if the checkpoint has it; return whether it had.
@@ -107,13 +109,14 @@ class Registry:
 
     def restrict_to(self, states: Iterable[BaseState]) -> None:
         """Have these states alone, as at an earlier boundary."""
-        self._states = {state.name: state for state in states}
+        self._states, self._every = {state.name: state for state in states}, None
 
     def end_epochs(self, num_epochs: int) -> None:
         """Forget the states that end with one of the first `num_epochs` epochs."""
         self._num_ended_epochs = num_epochs
         for name in [name for name in self._states if self._has_ended(name)]:
             del self._states[name]
+        self._every = None
 
     def _has_ended(self, name: str) -> bool:
         epoch = epoch_of(name)

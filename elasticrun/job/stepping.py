@@ -206,5 +206,5 @@ def _state_without_methods(method: Any, target: Any, *args: Any, **kwargs: Any) 
     return {
         key: value
         for key, value in state.items()
-        if getattr(value, "__self__", None) is not target
+        if type(value) is not MethodType or value.__self__ is not target
     }

@@ -102,7 +102,9 @@ class Records:
                 "1 MiB: keep fewer sums"
             )
         number = self._number + 1
-        self._fill(_TEXTS[number % 2], data)
+        text_area = _TEXTS[number % 2]  # Of no account until its number is stored.
+        data = len(data).to_bytes(_WORD, "little") + data
+        self._memory[text_area : text_area + len(data)] = data
         self._store(_JOURNALS[number % 2], 0)
         self._store(_NUMBER, number)
         self._number, self._end = number, 0

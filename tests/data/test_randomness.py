@@ -312,7 +312,8 @@ def test_what_a_look_has_seen_becomes_what_is_saved(is_memory_known: bool) -> No
     np.random.randn()
     generators = Generators(torch.device("cpu"))
     if not is_memory_known:  # As of another Python, or an old NumPy.
-        generators._glance._python = generators._glance._numpy = None
+        glance = generators._glance
+        glance._python = glance._numpy = glance._marks = None
     told: list[bytes] = []
     generators.watch_anchors(told.append)
     for _ in range(2):
@@ -323,3 +324,37 @@ def test_what_a_look_has_seen_becomes_what_is_saved(is_memory_known: bool) -> No
         again.load(io.BytesIO(bytes_of(packed, told[-1])))
         assert again.capture() == generators.capture()
         random.random(), np.random.rand(), torch.rand(1)
+
+
+DRAWS: dict[str, Callable[[], object]] = {
+    "a number of Python's": random.random,
+    "one that leaves another": lambda: random.gauss(0, 1),
+    "as many as bring the position back": lambda: [random.random() for _ in range(312)],
+    "a seed of Python's": lambda: random.seed(random.random()),
+    "a number of NumPy's": np.random.rand,
+    "one of NumPy's that leaves another": np.random.randn,
+    "as many of NumPy's": lambda: np.random.rand(312),
+    "a seed of NumPy's": lambda: np.random.seed(random.randrange(1 << 32)),
+    "a number of torch's": lambda: torch.rand(1),
+    "one of torch's that leaves another": lambda: torch.randn(1),
+    "a double of torch's": lambda: torch.randn(1, dtype=torch.float64),
+    "as many of torch's": lambda: torch.rand(624),
+    "a seed of torch's": lambda: torch.default_generator.seed(),
+    "a state of torch's": lambda: torch.set_rng_state(
+        torch.Generator().manual_seed(random.randrange(1 << 32)).get_state()
+    ),
+}
+
+
+@pytest.mark.parametrize("draw_once", DRAWS.values(), ids=DRAWS)
+def test_a_look_sees_whatever_was_drawn_since(draw_once: Callable[[], object]) -> None:
+    generators = Generators(torch.device("cpu"))
+    assert generators._glance._marks is not None  # Where this test runs.
+    for _ in range(3):
+        before = generators.look()
+        assert generators.look() is before
+        draw_once()
+        after = generators.look()
+        assert after is not None
+        assert after != before
+        assert generators.look() is after

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from elasticrun.checkpoint.states.expected import MAPPING, Kind, check_values, misfit
@@ -76,12 +77,7 @@ class AnchorNotes:
         return next((known for at, known, _ in self._places or () if at == place), {})
 
     def remember(self) -> Callable[[], None]:
-        places = self._places
-
-        def put_back() -> None:
-            self._places = places
-
-        return put_back
+        return partial(setattr, self, "_places", self._places)
 
     def encode(self, most_bytes: int = _MOST_BYTES) -> Any:
         """Return plain values: of each place what has changed since the one before.

@@ -34,7 +34,7 @@ from elasticrun.checkpoint.states.stateful import StatefulState, has_shards
 from elasticrun.errors import CheckpointError
 
 _MOST_SHOWN = 5
-_PLAIN = frozenset({float, bool, int, type(None)})
+_FIXED = frozenset({float, bool, int, type(None), tuple})
 
 
 class OptimizerState(StatefulState):
@@ -305,9 +305,9 @@ def _options_of(group: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of a group's options, such as its learning rate."""
     options = dict(group)
     del options["params"]
+    if _FIXED.issuperset(map(type, options.values())):
+        return options
     for key, value in options.items():
-        if type(value) in _PLAIN:
-            continue
         if isinstance(value, Tensor):
             options[key] = value.clone()
         elif isinstance(value, list):

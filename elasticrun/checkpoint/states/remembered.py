@@ -35,11 +35,13 @@ _MOST_PLAIN = 1 << 16  # or if they are: at once, or in all of a state at a boun
 # That takes milliseconds. A plain value counts as one there, or as so many more
 _FOR_MIXED = 3  # where others are beside it,
 _FOR_OTHER = 32  # each of which counts as this, a tensor or a container, too.
+_FEW = 64  # Values of a container, so few that looking at all of them takes no time.
 _LARGEST_INT = 1 << 2000  # In a form: unpicklers that execute nothing refuse others.
 _DEEPEST = 32  # Deeper values may contain themselves.
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _DICTIONARIES = frozenset({dict, OrderedDict, defaultdict, Counter})
 _ROWS = frozenset({list, tuple, deque, set, frozenset})
+_CONTAINERS = _DICTIONARIES | _ROWS
 _SIZED: tuple[type[Any], ...] = (dict, *_ROWS)
 # What else never changes in place, with subclasses: made of its class and arguments,
 _MADE = (
@@ -338,7 +340,8 @@ class _Walk:
         self.tensors, self._left, self.has_unknown = tensors, left, False
 
     def may_enter(self, num_values: int) -> bool:
-        return num_values <= _MOST_PLAIN and self.may_copy(num_values)
+        self._left -= num_values
+        return num_values <= _MOST_PLAIN and self._left >= 0
 
     def may_copy(self, num: int) -> bool:
         self._left -= num
@@ -357,6 +360,10 @@ def _remember(value: Any, depth: int, walk: _Walk) -> Any:
     # Before its values are looked at: there may be millions.
     if isinstance(value, _SIZED) and not walk.may_enter(len(value)):
         return walk.note_unknown(None)
+    if kind is dict and len(value) <= _FEW:
+        found = _remember_flat(value, walk)
+        if found is not None:
+            return found
     if depth < _DEEPEST and _is_container(kind):
         found = _remember_container(value, depth, walk)
         if found is not None:
@@ -368,12 +375,32 @@ def _remember(value: Any, depth: int, walk: _Walk) -> Any:
     return value if _is_fixed(value) else walk.note_unknown(kind)
 
 
+def _remember_flat(value: dict[Any, Any], walk: _Walk) -> _Node | None:
+    """Remember plain values and short lists of them; None if there is anything else.
+
+    So are most states, and each boundary comes through here.
+    """
+    parts, num_copied = value.copy(), 0
+    for key, each in value.items():
+        if type(each) in _PLAIN:
+            continue
+        if type(each) is not list or len(each) > _FEW:
+            return None
+        if not _PLAIN.issuperset(map(type, each)):
+            return None
+        parts[key] = _Container(list, each.copy(), each)
+        num_copied += _FOR_OTHER + len(each)
+    if not walk.may_copy(num_copied):
+        return walk.note_unknown(None)
+    return _Container(dict, parts, value)
+
+
 def _remember_container(value: Any, depth: int, walk: _Walk) -> _Node | None:
     kind, parts = type(value), _parts_of(value)
     kinds = [*map(type, parts.values() if isinstance(parts, dict) else parts)]
     if _are_fixed({*kinds}):
         return _Container(kind, parts.copy(), value)
-    num_others = sum(each not in _PLAIN for each in kinds)
+    num_others = len(kinds) - sum(map(_PLAIN.__contains__, kinds))
     if not walk.may_copy(_FOR_MIXED * len(kinds) + _FOR_OTHER * num_others):
         return walk.note_unknown(None)
     if kind in (set, frozenset):
@@ -384,9 +411,9 @@ def _remember_container(value: Any, depth: int, walk: _Walk) -> _Node | None:
 
 
 def _are_fixed(kinds: set[type[Any]]) -> bool:
-    return kinds <= _PLAIN or all(
-        kind in _PLAIN or (issubclass(kind, _FIXED) and not issubclass(kind, np.void))
-        for kind in kinds
+    others = kinds - _PLAIN
+    return others.isdisjoint(_CONTAINERS) and all(
+        issubclass(kind, _FIXED) and not issubclass(kind, np.void) for kind in others
     )
 
 
@@ -448,7 +475,7 @@ def _unknown_in(
 
 
 def _is_container(kind: type[Any]) -> bool:
-    is_known = kind in _DICTIONARIES or kind in _ROWS or dataclasses.is_dataclass(kind)
+    is_known = kind in _CONTAINERS or dataclasses.is_dataclass(kind)
     return is_known or (issubclass(kind, tuple) and hasattr(kind, "_make"))
 
 
