@@ -41,7 +41,6 @@ NAMES = {
     "threading._shutdown": "A forked replica does not wait for its threads.",
     "weakref.finalize._registry": SLOW_END,
     # Torch's: backward passes.
-    "torch.Generator._cdata": "A boundary asks all generators for their states.",
     "torch.Tensor._backward_hooks": "Steps after a measured one take longer.",
     "torch.Tensor._version": "What replayed code changes of a large tensor stays.",
     "torch._foreach_copy_": (

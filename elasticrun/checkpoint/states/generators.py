@@ -27,9 +27,6 @@ _NUMPY = struct.Struct("=624Iii4xd")
 _PYTHONS: Any = random.getstate.__self__  # type: ignore[attr-defined]
 _TWISTER = ctypes.c_char * 2500
 _MARK = 36  # Bytes at an end of it: the position, and some words.
-# In a state of torch's on the CPU: the words, each as eight bytes, and what is kept.
-_WORDS_OF_TORCH, _KEPT_OF_TORCH = slice(24, 24 + 624 * 8), slice(5024, 5032)
-_SIZE_OF_TORCHS = 2624  # In memory.
 _KEPT = struct.Struct("=i4xd")
 _NOTHING = _KEPT.pack(0, 0.0)
 _ANY = 0.123456789
@@ -309,8 +306,9 @@ def seed_all(seed: int) -> None:
 class _Glance:
     """Reads the generators as bytes, at each boundary.
 
-    Mostly nobody has drawn since. To ask for their states takes longer than all else
-    there, so marks of them are read first, in their memory, where that is known.
+    Mostly nobody has drawn since. To ask for Python's and NumPy's states takes longer
+    than all else there, so marks of them are read first, in their memory, where that is
+    known.
     """
 
     def __init__(self) -> None:
@@ -323,15 +321,15 @@ class _Glance:
 
     def look(self, device: torch.device) -> bytes:
         """Return how they are; the same object as before, if they are the same."""
+        torchs = torch.default_generator.get_state().numpy().tobytes()
         of_gpus = [(n, each.numpy().tobytes()) for n, each in _gpus(device).items()]
         now = self._read() if self._marks is None else b"".join(self._marks)
-        seen = (now, _PYTHONS.gauss_next, of_gpus)
+        seen = (now, _PYTHONS.gauss_next, torchs, of_gpus)
         if seen == self._seen:
             return self._packed
         self._seen = seen
-        python, numpy, torchs = self._read()
         size_of_gpu = len(of_gpus[0][1]) if of_gpus else 0
-        self.parts = [python, numpy, _SIZES.pack(len(torchs), size_of_gpu), torchs]
+        self.parts = [*self._read(), _SIZES.pack(len(torchs), size_of_gpu), torchs]
         for number, data in of_gpus:
             self.parts += [_GPU.pack(number), data]
         self._packed = b"".join(self.parts)
@@ -341,7 +339,6 @@ class _Glance:
         return [
             _packed_python() if self._python is None else _read_python(self._python),
             _packed_numpy() if self._numpy is None else _read_numpy(*self._numpy),
-            torch.default_generator.get_state().numpy().tobytes(),
         ]
 
 
@@ -351,12 +348,10 @@ def _marks(python: Any, numpy: Any) -> list[memoryview] | None:
     Of each twister its position and some of its words, which are all made anew when
     they have been used up.
     """
-    torchs = _memory_of_torch()
-    if python is None or numpy is None or torchs is None:
+    if python is None or numpy is None:
         return None
-    twister, kept = numpy
-    views = [memoryview(each).cast("B") for each in (python, twister, kept, *torchs)]
-    return [views[0][:_MARK], views[1][-_MARK:], *views[2:]]
+    pythons, twister, kept = (memoryview(each).cast("B") for each in (python, *numpy))
+    return [pythons[:_MARK], twister[-_MARK:], kept]
 
 
 def _packed_python() -> bytes:
@@ -405,37 +400,6 @@ def _memory_of_numpy() -> tuple[Any, Any] | None:
     twister = _TWISTER.from_address(bits.ctypes.state_address)
     kept = (ctypes.c_char * _KEPT.size).from_address(id(generator) + max(offset, 0))
     return (twister, kept) if _read_numpy(twister, kept) == _packed_numpy() else None
-
-
-def _memory_of_torch() -> tuple[Any, Any] | None:
-    """Return memory of torch's generator: where its words begin, and behind them.
-
-    None where that is not known. Another generator, in which all is told apart, shows
-    where they are.
-    """
-    other, own = torch.Generator(), torch.default_generator
-    torch.randn(1, generator=other)  # Which keeps a number for the next call.
-    places: list[Any] = [getattr(each, "_cdata", None) for each in (other, own)]
-    if None in places:
-        return None
-    words, kept = _words_and_kept_of(other)
-    memory = ctypes.string_at(places[0], _SIZE_OF_TORCHS)
-    begin, end = memory.find(words), memory.find(kept) + len(kept)
-    now, _ = _words_and_kept_of(own)
-    is_known = _MARK <= begin < begin + len(words) < end < _SIZE_OF_TORCHS
-    if not is_known or ctypes.string_at(places[1] + begin, len(now)) != now:
-        return None
-    # The position is in front of the words, and last whether a number is kept.
-    mark = (ctypes.c_char * (2 * _MARK)).from_address(places[1] + begin - _MARK)
-    behind = begin + len(words)
-    after = (ctypes.c_char * (end + 1 - behind)).from_address(places[1] + behind)
-    return mark, after
-
-
-def _words_and_kept_of(generator: torch.Generator) -> tuple[bytes, bytes]:
-    state = generator.get_state().numpy()
-    words = state[_WORDS_OF_TORCH].view(np.uint64).astype(np.uint32)
-    return words.tobytes(), state[_KEPT_OF_TORCH].tobytes()
 
 
 def _try(values: dict[str, Any]) -> None:
