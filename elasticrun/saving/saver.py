@@ -18,9 +18,9 @@ A save is *in flight* while the writer's thread writes it and training goes on; 
 boundary after its end *settles* it, that is, concludes it. An *awaited* save is written
 in the training thread, without a copy, and so is one that does not fit into memory. One
 that is *left* to successors on this machine is committed without being forced to the
-disk: they read it from the memory that the system has it in, and once they train, their
-rank 0 forces it, as a save in flight. So is one that a replica makes alone, if the
-launcher will start others here.
+disk, unless it is the first. They read it from the memory that the system has it in,
+and once they train, their rank 0 forces it, as a save in flight. So is one that a
+replica makes alone, if the launcher will start others here.
 """
 
 from __future__ import annotations
@@ -316,7 +316,8 @@ class Saver:
             # Rank 0 makes the directory; the others wait for it.
             is_forced = exchange.decide_on_rank_0(
                 SAVE_BEGUN.format(number),
-                partial(writer.begin, capture, is_forced=is_forced),
+                # The first one is: nothing else would be left after a power cut.
+                partial(writer.begin, capture, is_forced=is_forced or newest is None),
                 timeout=2 * timeout,
             )
             # Each rank writes its own files, and tells rank 0 of them.
@@ -466,8 +467,9 @@ class Saver:
         begun = time.perf_counter()
         capture = capturer.capture(self._take_number(), position, newest)
         self.on_captured(position)
+        is_forced = newest is None or not self._is_followed_here
         self.newest = self._writer.write_alone(
-            capture, newest, gathered, why=why, is_forced=not self._is_followed_here
+            capture, newest, gathered, why=why, is_forced=is_forced
         )
         seconds = time.perf_counter() - begun
         self.on_committed(self.newest, seconds, seconds)

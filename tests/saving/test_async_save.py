@@ -455,21 +455,24 @@ def test_a_malformed_setting_is_named() -> None:
 # What is left to successors
 
 
+def stop_for_successors() -> None:
+    current_job().boundary.is_followed = True  # As the launcher says.
+    for _ in batches(8):
+        request_stop()
+
+
 def leave(directory: Path) -> Path:
-    """Be two generations, of which successors follow the second; return its mark."""
-
-    def stop() -> None:
-        for _ in batches(8):
-            request_stop()
-
-    def stop_for_successors() -> None:
-        current_job().boundary.is_followed = True  # As the launcher says.
-        stop()
-
-    run_once(stop, directory, keep=1)
+    """Be two generations, of which successors follow each; return the second's mark."""
+    run_once(stop_for_successors, directory, keep=1)
     run_once(stop_for_successors, directory, keep=1)
     assert committed(directory) == [1, 2]  # The older one is what a power cut leaves.
     return directory / "checkpoint-00000002" / UNFORCED_NAME
+
+
+def test_the_first_checkpoint_is_forced_to_the_disk(tmp_path: Path) -> None:
+    run_once(stop_for_successors, tmp_path)
+    assert committed(tmp_path) == [1]
+    assert not (tmp_path / "checkpoint-00000001" / UNFORCED_NAME).exists()
 
 
 @pytest.mark.parametrize("how", ["trains", "saves", "ends"])
@@ -553,11 +556,13 @@ def test_who_saves_alone_leaves_it_to_successors_that_will_come(
     settings = Settings.read({}, job=JOB, checkpoint_dir=tmp_path)
     with use_job(Job(Environment(is_followed_here=is_followed), settings)) as job:
         assert job._saver is not None
-        made = job._saver.save_alone(
-            job.progress.position.encode(),
-            {"random": {0: b"as they were"}},
-            why="test",
-            is_owner=True,
-            timeout=5.0,
-        )
-        assert (Path(made.path) / UNFORCED_NAME).exists() is is_followed
+        for number in range(2):  # Behind the first one.
+            made = job._saver.save_alone(
+                {**job.progress.position.encode(), "finished_epochs": number},
+                {"random": {0: b"as they were"}},
+                why="test",
+                is_owner=True,
+                timeout=5.0,
+            )
+            is_left = (Path(made.path) / UNFORCED_NAME).exists()
+            assert is_left is (is_followed and number > 0)
