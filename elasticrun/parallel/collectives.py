@@ -51,6 +51,7 @@ def _roots() -> list[Any]:
             if frame.f_code is _engine_run_backward.__code__:
                 roots += frame.f_locals["t_outputs"]
             frame = frame.f_back
+    del innermost  # Of this function, perhaps: a cycle that holds on to all callers'.
     return roots
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +47,7 @@ _NOTHING, _MEASURE, _WEIGH, _HIDE = range(4)
 
 @dataclass
 class _Pass:
-    """A backward pass under way.
+    """A backward pass under way, or left by an exception: then autograd drops it.
 
     Attributes:
         loader: Of the loop that runs; None outside of any.
@@ -122,8 +124,9 @@ class GradientHooks:
         self._multipliers: dict[torch.dtype, Tensor] = {}
         self._checked_loop: object = None  # The last one of `_check_own`.
 
-        # The backward pass under way.
-        self._pass: _Pass | None = None
+        # The backward pass under way. Only what autograd calls after it holds on to it:
+        # one that an exception has left is gone.
+        self._pass: Callable[[], _Pass | None] = _no_pass
         self._lock = threading.Lock()  # Autograd has one thread for each device.
         self._micro_batch: object = None  # In which the earlier ones' were hidden.
         self._has_warned = False
@@ -146,7 +149,8 @@ class GradientHooks:
         Where nothing is to be weighed or hidden, no hooks are left.
         """
         loader = loader_if_any()
-        self._weighing.counts_met = self._pass = None  # An exception may have left it.
+        self._weighing.counts_met = None  # An exception may have left it.
+        self._pass = _no_pass
         part, self._measuring = None, None
         if loader is not None:
             loop = loader.running_loop
@@ -255,13 +259,16 @@ class GradientHooks:
             return
         self.unhook()
         self._kind, self._hooked = kind, hooked
+        acts_behind = kind == _HIDE
+        if self._virtual is not None:
+            acts_behind = self._virtual.sends_early()
         for held in self._partial.held:
             if not held.parameter.requires_grad:
                 continue
             if kind == _MEASURE and not held.parameter._backward_hooks:
                 self._measure_at_parameter(held)
             else:
-                self._register_at_node(held)
+                self._register_at_node(held, acts_behind=acts_behind)
 
     def _measure_at_parameter(self, held: HeldGradient) -> None:
         def before(gradient: Tensor) -> Tensor | None:
@@ -271,7 +278,7 @@ class GradientHooks:
         register: Any = held.parameter.register_hook
         self._hooks.append(register(before))
 
-    def _register_at_node(self, held: HeldGradient) -> None:
+    def _register_at_node(self, held: HeldGradient, *, acts_behind: bool) -> None:
         node = get_gradient_edge(held.parameter).node
         weighing, weights, dtype = (
             self._weighing,
@@ -287,7 +294,7 @@ class GradientHooks:
 
         self._nodes.append(node)
         self._hooks.append(node.register_prehook(before))
-        if self._kind != _HIDE or (self._virtual and not self._virtual.sends_early):
+        if not acts_behind:
             return
         after = functools.partial(self._after_adding, held)
         if self._searches_unused:
@@ -317,9 +324,10 @@ class GradientHooks:
     ) -> tuple[Tensor] | None:
         """Do what is to be done before a gradient is added to `.grad`."""
         with self._lock:
-            under_way = self._pass
+            under_way = self._pass()
             if under_way is None:
-                under_way = self._pass = self._begin_pass()
+                under_way = self._begin_pass()
+                self._pass = weakref.ref(under_way)
             counts_met = self._weighing.counts_met
             if under_way.hides:
                 self._partial.counts_met |= counts_met or {None}
@@ -367,25 +375,28 @@ class GradientHooks:
         loader, meter = loader_if_any(), self._measuring
         if meter is not None and loader is not None:
             meter.begin_pass(loader.running_loop)
+        hides = loader is not None and (not loader.is_step or self._virtual is not None)
+        begun = _Pass(loader, hides=hides, is_step=loader is None or loader.is_step)
         # In two turns, so that DDP's own callback, which averages, comes before.
-        call_after_backward(lambda: call_after_backward(self._end_pass))
+        end = functools.partial(self._end_pass, begun)
+        call_after_backward(lambda: call_after_backward(end))
         if self._virtual is not None:
             self._virtual.begin_backward(loader)
             self._partial.check_shown()
-        if loader is not None and (not loader.is_step or self._virtual is not None):
+        if loader is not None and hides:
             self._hide_earlier(loader)
             if self._virtual is not None:
                 self._partial.begin_pass()
-            return _Pass(loader, hides=True, is_step=loader.is_step)
+            return begun
         self._awaits_backward = False
         correction = self._partial.show()
         if meter is not None and correction is not None:
             meter.correct(correction)
-        return _Pass(loader, hides=False)
+        return begun
 
-    def _end_pass(self) -> None:
+    def _end_pass(self, _: _Pass) -> None:
         """Get ready for another backward pass; look at what this one has come to."""
-        self._pass = None
+        self._pass = _no_pass
         is_step = not is_between_micro_batches()
         if self._virtual is not None:
             self._virtual.end_backward()
@@ -398,7 +409,7 @@ class GradientHooks:
 
     def _after_adding(self, held: HeldGradient, *_: Any) -> None:
         """Take a gradient out of sight, or on its way to the other processes."""
-        under_way = self._pass
+        under_way = self._pass()
         if under_way is None or not under_way.hides:
             return
         if self._virtual is None:
@@ -435,6 +446,10 @@ class GradientHooks:
         if self._micro_batch is not micro_batch:
             self._micro_batch = micro_batch
             self._partial.hide_all()
+
+
+def _no_pass() -> None:
+    """Return what there is while no backward pass is under way."""
 
 
 def _factor(weight: float, dtype: torch.dtype) -> Tensor:

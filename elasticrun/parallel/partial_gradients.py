@@ -29,17 +29,20 @@ class HeldGradient:
         aside: What was there before the global batch, with virtual replicas.
         is_aside_due: Whether the optimizer has asked to step with that, too.
         shown: The mean over all shares that stands in `.grad`, and its version.
+        spare: Memory for the sums of shares to come, with virtual replicas. Given back
+            in each batch and asked for anew, it would cost page faults in each.
     """
 
     __slots__ = (
         *("number", "parameter", "stand_in", "due", "others", "aside"),
-        *("is_hidden", "is_aside_due", "shown"),
+        *("is_hidden", "is_aside_due", "shown", "spare"),
     )
 
     def __init__(self, number: int, parameter: Tensor) -> None:
         self.number = number
         self.parameter = parameter
         self.stand_in: Tensor | None = None  # The zeros that the program finds.
+        self.spare: list[Tensor] = []
         self.forget()
 
     def forget(self) -> None:
@@ -50,6 +53,22 @@ class HeldGradient:
         self.aside: Tensor | None = None
         self.is_aside_due = False
         self.shown: tuple[Tensor, int] | None = None
+
+    def forget_stepped(self) -> None:
+        """Forget what the optimizer has stepped with, but for some of the memory."""
+        if tree := self.due or self.others:
+            # All but the last share's gradient, which it had no need of until then.
+            self.spare = [each for _, each in tree.nodes[:-1]]
+        self.forget()
+
+    def in_spare_memory(self, gradient: Tensor) -> Tensor:
+        """Return a gradient of a share, in spare memory if there is any like it."""
+        if not self.spare:
+            return gradient
+        spare = self.spare.pop()
+        kind = gradient.shape, gradient.dtype, gradient.device
+        is_alike = (spare.shape, spare.dtype, spare.device) == kind
+        return spare.copy_(gradient) if is_alike else gradient
 
     @property
     def has_stand_in(self) -> bool:
@@ -104,12 +123,13 @@ class PartialGradients:
         self.shown_in: MicroBatch | None = None
         self.stepped_in: MicroBatch | None = None
         self.counts_met: set[int | None] = set()
-        self._held_of = {each.parameter: each for each in self.held}
+        self._held_of = {id(each.parameter): each for each in self.held}
         self._weighing = weighing
         self._is_reduced = is_reduced or virtual is not None
         self._virtual = virtual
         self._global_batch: tuple[Loop, int] | None = None
-        self._is_in_pass = False  # With virtual replicas.
+        self._is_in_pass = False  # With virtual replicas, as what follows.
+        self._share = 0  # Of the pass.
         self._zeros: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
     def hide_all(self) -> None:
@@ -148,7 +168,7 @@ class PartialGradients:
             self.hide(each, is_own=False)
             each.is_hidden = each.parameter.grad is not None
             each.parameter.grad = None
-        self._is_in_pass = True
+        self._is_in_pass, self._share = True, _current_share()
 
     def take(self, held: HeldGradient) -> None:
         """Add what has come in a share to its sum."""
@@ -157,15 +177,16 @@ class PartialGradients:
             return
         held.parameter.grad = None
         self.has_hidden = held.is_hidden = True
-        gradient, share = gradient.detach(), _current_share()
+        gradient = gradient.detach()
         if gradient.is_sparse:
             raise ElasticRunError(
                 "an embedding has sparse gradients (sparse=True), which are not added "
                 "up in a job with virtual_replicas. Make it with sparse=False."
             )
-        if share >= 0:  # A process that has none of the batch adds nothing, not even 0.
-            held.others = held.others or virtual.tree.new_sum()
-            held.others.add(share, gradient)
+        # A process that has none of the batch adds nothing, not even 0.
+        if self._share >= 0:
+            held.others = held.others or virtual.tree.new_sum(held.spare)
+            held.others.add(self._share, held.in_spare_memory(gradient))
 
     def end_pass(self) -> None:
         """Hide what has come in a share; others are to come."""
@@ -193,7 +214,7 @@ class PartialGradients:
             for each in self.held:
                 for tree in (each.due, each.others):
                     if tree is not None:
-                        _show_one(each, tree.total())
+                        _show_one(each, tree.nodes[0][1])
                 each.due = each.others = None
             self.has_hidden, self.shown_in = False, current_micro_batch()
         self.counts_met = set()
@@ -251,7 +272,7 @@ class PartialGradients:
         if self._virtual is not None:
             self.stepped_in = current_micro_batch()
             for held in self._of(parameters_of(optimizer)):
-                held.forget()
+                held.forget_stepped()
 
     def show_before_step(self) -> None:
         """Put back what no gradient has met before the step."""
@@ -313,7 +334,7 @@ class PartialGradients:
     def _of(self, parameters: Iterable[Tensor]) -> Iterator[HeldGradient]:
         """Yield what is held of those parameters that are the module's."""
         for parameter in parameters:
-            if (held := self._held_of.get(parameter)) is not None:
+            if (held := self._held_of.get(id(parameter))) is not None:
                 yield held
 
     def _correct(self) -> Tensor | None:

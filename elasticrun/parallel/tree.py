@@ -28,13 +28,15 @@ class TreeSum:
 
     Args:
         first: The first share of the run.
+        spare: What memory is put in that is not needed any more.
 
     Attributes:
         nodes: The first share that each one has, and its sum, from left to right.
     """
 
-    def __init__(self, first: int = 0) -> None:
+    def __init__(self, first: int = 0, spare: list[Tensor] | None = None) -> None:
         self._first = first
+        self._spare = [] if spare is None else spare
         self.nodes: list[tuple[int, Tensor]] = []
 
     def add(self, share: int, value: Tensor) -> None:
@@ -61,6 +63,8 @@ class TreeSum:
             if start < self._first or start + size > end:
                 break
             self.nodes[-2:] = [(left, a + b if is_last else add_to(a, b))]
+            if not is_last:
+                self._spare.append(b)
 
     def nodes_before(self, end: float) -> list[tuple[int, Tensor]]:
         """Return the nodes when no share before `end` comes any more."""
@@ -86,8 +90,13 @@ class TreeSum:
         return copy
 
     def total(self) -> Tensor:
-        """Return the sum of all shares."""
-        ((_, total),) = self.nodes_before(float("inf"))
+        """Return the sum of all shares, in memory of its own."""
+        *others, (_, total) = self.nodes
+        if not others:
+            return total.clone()
+        total = others.pop()[1] + total
+        for _, left in reversed(others):
+            total.add_(left)
         return total
 
 
@@ -138,9 +147,9 @@ class TreeReduction:
         self._num_sent = 0
         self._is_late = False
 
-    def new_sum(self) -> TreeSum:
+    def new_sum(self, spare: list[Tensor] | None = None) -> TreeSum:
         """Return the sum of no gradient yet, of one parameter in this process."""
-        return TreeSum(self._runs[self._rank].start)
+        return TreeSum(self._runs[self._rank].start, spare)
 
     def begin_pass(self) -> None:
         """Prepare a backward pass behind which gradients are asked for."""
@@ -153,15 +162,14 @@ class TreeReduction:
                 "processes by now, and cannot be taken back. Let the exception end the "
                 "process: the job goes on from the batch before."
             )
-        kinds = [
-            (each.dtype, each.device) if each.requires_grad else None
-            for each in self._parameters
-        ]
-        if kinds != self._kinds:
-            self._kinds = kinds
-            self._fill_buckets()
+        self._fill_buckets()
         self._num_awaited = [len(bucket.numbers) for bucket in self._buckets]
         self._num_sent, self._is_late = 0, False
+
+    def has_several_buckets(self) -> bool:
+        """Return whether any is sent before the backward pass has ended."""
+        self._fill_buckets()
+        return len(self._buckets) > 1
 
     def drop(self) -> None:
         """Forget what was sent in a global batch that was left out."""
@@ -185,7 +193,8 @@ class TreeReduction:
 
         Collective, with several processes.
         """
-        if len(self._runs) == 1:
+        is_alone = len(self._runs) == 1
+        if is_alone:
             sums = {number: sum_of(number) for number in self._trained()}
             totals = {number: own.total() for number, own in sums.items() if own}
         else:
@@ -194,12 +203,16 @@ class TreeReduction:
             if was_late:  # Some process has added to what it had sent.
                 totals, _ = self._received(sum_of)
                 self._num_sent = 0
-        # In memory of their own that is laid out as the parameter, as autograd has it:
-        # a norm adds in the order in which numbers lie there.
         if not totals:
             return {}
-        means = torch._foreach_div([*totals.values()], self._num_shares)
+        means = [*totals.values()]
+        if is_alone:
+            means = [total.div_(self._num_shares) for total in means]
+        else:  # Those are in the buckets.
+            means = [*torch._foreach_div(means, self._num_shares)]
         found = dict(zip(totals, means, strict=True))
+        # In memory of their own that is laid out as the parameter, as autograd has it:
+        # a norm adds in the order in which numbers lie there.
         for number, mean in found.items():
             parameter = self._parameters[number]
             if mean.stride() != parameter.stride():
@@ -211,6 +224,14 @@ class TreeReduction:
         return [n for n, each in enumerate(self._parameters) if each.requires_grad]
 
     def _fill_buckets(self) -> None:
+        """Make buckets for the parameters, if they are not those of before."""
+        kinds = [
+            (each.dtype, each.device) if each.requires_grad else None
+            for each in self._parameters
+        ]
+        if kinds == self._kinds:
+            return
+        self._kinds = kinds
         trained = self._trained()[::-1]
         parameters = [self._parameters[number] for number in trained]
         places, _ = dist._compute_bucket_assignment_by_size(
@@ -279,39 +300,51 @@ class _Bucket:
         rank: int,
     ) -> None:
         self.numbers = numbers
-        self._parameters = parameters
         self._nodes = nodes
         self._rank = rank
-        self._num_rows = max(map(len, nodes))
-        self._is_pair = len(nodes) == 2 and self._num_rows == 1
+        self._is_pair = len(nodes) == 2 and max(map(len, nodes)) == 1
         # Behind the gradients there is a mark for each, not 0 where a share has one,
         # and one for a gradient that came behind its bucket.
-        self._lengths = [each.numel() for each in parameters]
-        self._length = sum(self._lengths) + len(parameters) + 1
-        self._slice = -(-self._length // len(nodes))
-        self._values = self._whole = torch.empty(0)  # As received, and in the end.
+        lengths = [*(each.numel() for each in parameters), len(parameters) + 1]
+        self._slice = -(-sum(lengths) // len(nodes))
+        # Kept from batch to batch, as DDP keeps its buckets.
+        like, num_rows = parameters[0].detach(), max(map(len, nodes))
+        self._sent = like.new_zeros((num_rows, len(nodes) * self._slice))
+        split: Any = torch.split  # Which torch has left untyped.
+        self._rows: list[list[Tensor]] = []  # Where each gradient is, and the marks.
+        for row in self._sent:
+            *parts, marks = split(row[: sum(lengths)], lengths)
+            shaped = zip(parts, parameters, strict=True)
+            self._rows.append([*(part.view_as(each) for part, each in shaped), marks])
+        self._whole = self._sent[0]  # In the end.
+        self._values = self._sent  # As received.
         self._work: Any = None
 
     def send(self, nodes: list[list[tuple[int, Tensor]]], *, is_late: bool) -> None:
         """Send this process's nodes of each parameter; does not wait. Collective."""
-        like, size = self._parameters[0].detach(), len(self._nodes)
-        nothing = like.new_full((), -0.0)
-        missing = [nothing.expand(length) for length in self._lengths]
-        rows = [[*missing] for _ in self._nodes[self._rank]]
-        marks = [[0.0] * len(missing) + [float(is_late)] for _ in rows]
-        for place, of_one in enumerate(nodes):
+        if self._work is not None:  # Of a pass that has ended in an exception.
+            self._work.wait()
+        firsts, num_parts = self._nodes[self._rank], len(self.numbers)
+        marks = [[0.0] * num_parts + [float(is_late)] for _ in firsts]
+        places: list[Tensor] = []
+        values: list[Tensor] = []
+        for number, of_one in enumerate(nodes):
             for share, value in of_one:
-                row = bisect_right(self._nodes[self._rank], share) - 1
-                rows[row][place] = value.reshape(-1)
-                marks[row][place] = 1.0
-        sent = like.new_empty((self._num_rows, size * self._slice))
-        for row, gradients, marked in zip(sent, rows, marks, strict=False):
-            torch.cat([*gradients, like.new_tensor(marked)], out=row[: self._length])
+                row = bisect_right(firsts, share) - 1
+                marks[row][number] = 1.0
+                places.append(self._rows[row][number])
+                values.append(value)
+        if len(values) < len(firsts) * num_parts:
+            self._sent.fill_(-0.0)
+        for row, marked in zip(self._rows, marks, strict=False):
+            places.append(row[-1])
+            values.append(self._sent.new_tensor(marked))
+        torch._foreach_copy_(places, values)
         if self._is_pair:
-            self._whole = sent[0]
             self._work = dist.all_reduce(self._whole, async_op=True)
             return
-        sent = sent.view(-1, size, self._slice).transpose(0, 1).contiguous()
+        size = len(self._nodes)
+        sent = self._sent.view(-1, size, self._slice).transpose(0, 1).contiguous()
         self._values = torch.empty_like(sent)
         self._work = dist.all_to_all_single(self._values, sent, async_op=True)
 
@@ -324,22 +357,17 @@ class _Bucket:
         for nodes, values in zip(self._nodes, self._values, strict=True):
             for share, value in zip(nodes, values, strict=False):
                 tree.add(share, value)
-        own = tree.total().contiguous()
-        self._whole = own.new_empty(len(self._nodes) * self._slice)
         slices = [*self._whole.chunk(len(self._nodes))]
-        self._work = dist.all_gather(slices, own, async_op=True)
+        self._work = dist.all_gather(slices, tree.total(), async_op=True)
 
     def totals(self) -> tuple[dict[int, Tensor], bool]:
         """Return the totals of what any share has, and whether one came late."""
         self._work.wait()
-        num_marks = len(self.numbers) + 1
-        split: Any = torch.split  # Which torch has left untyped.
-        *parts, marks = split(self._whole[: self._length], [*self._lengths, num_marks])
+        self._values, self._work = self._sent, None  # Which holds on to them, too.
+        *parts, marks = self._rows[0]
         *has_any, is_late = marks.tolist()
-        self._values = self._whole = torch.empty(0)
-        self._work = None  # It holds on to them, too.
-        found = zip(self.numbers, self._parameters, parts, has_any, strict=True)
-        totals = {number: part.view_as(p) for number, p, part, has in found if has}
+        found = zip(self.numbers, parts, has_any, strict=True)
+        totals = {number: part for number, part, has in found if has}
         return totals, bool(is_late)
 
 

@@ -119,18 +119,19 @@ class VirtualReduction:
         """Keep the buffers as they are now, behind the backward pass of a share."""
         self._buffers.leave()
 
-    @property
     def sends_early(self) -> bool:
-        """Whether gradients are sent while the backward pass goes on.
+        """Return whether gradients are sent while the backward pass goes on.
 
         Not those of several models: gradients of these may come in one pass, and in
         another order in each process, where shares leave parameters out.
         """
-        return not self._is_alone and self.replicas.num_models == 1
+        if self._is_alone or self.replicas.num_models > 1:
+            return False
+        return self.tree.has_several_buckets()
 
     def send_ready(self, number: int, sum_of: SumOf) -> None:
         """Send gradients on their way once they have come for a parameter."""
-        if self.sends_early:
+        if self.replicas.num_models == 1:  # Another one may have been made since.
             self.tree.send_ready(number, sum_of)
 
     def means(self, sum_of: SumOf) -> dict[int, Tensor]:
@@ -180,7 +181,10 @@ class _ShareBuffers:
         batch, share = (loop, loop.current.number), loop.current.part.share
         if batch != self._batch:
             self._batch, self._share = batch, share
-            self._places = [each._buffers for each in self._module.modules()]
+            modules = [self._module]  # Walked in less time than by `modules()`.
+            for each in modules:
+                modules += filter(None, each._modules.values())
+            self._places = [each._buffers for each in modules]
             self._before = self._kept = self._copied()
             self._is_behind = False
         elif share != self._share:

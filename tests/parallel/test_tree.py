@@ -85,6 +85,16 @@ def test_a_process_holds_few_sums(num_shares: int) -> None:
     assert tree.total() == num_shares
 
 
+def test_memory_of_what_was_added_up_is_put_back() -> None:
+    spare: list[Tensor] = []
+    tree, values = TreeSum(spare=spare), [torch.ones(()) for _ in range(5)]
+    for share, value in enumerate(values):
+        tree.add(share, value)
+    assert [id(each) for each in spare] == [id(values[n]) for n in (1, 3, 2)]
+    assert tree.total() == 5
+    assert len(spare) == 3  # A look needs its own.
+
+
 # What processes send each other, bucket by bucket.
 
 SIZES = [(2, 3), (4,), (1, 5), (3,), (2,)]

@@ -115,7 +115,16 @@ def look(model: nn.Module, x: Tensor, how: str) -> None:
         model(x)
 
 
+def fail(loss: Tensor, weight: Any, how: str) -> None:
+    if how == "tried again":
+        hook = weight.register_hook(lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            loss.backward(retain_graph=True)
+        hook.remove()
+
+
 HOW = ["one", "two", "closure", "closure of own", "scaler", "looked at", "inner mode"]
+HOW += ["tried again"]
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -133,6 +142,7 @@ def test_one_process_trains_as_a_plain_loop_over_the_shares(
             for optimizer in optimizers:
                 optimizer.zero_grad()
             loss = cross_entropy(model(x), y)
+            fail(loss, model.module[1].weight, how)
             scaler.scale(loss).backward()
             draws.append(drawn())
             look(model, x, how)

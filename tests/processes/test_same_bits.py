@@ -99,6 +99,15 @@ def fail_once(is_tried_again: bool) -> str | list[float]:
     train = AdaptiveDataLoader(torch.randn(12, 4), 4)
     for x in train:
         optimizer.zero_grad()
+        if train.batch_index == 0:  # Before anything is sent.
+            hook = net[2].weight.register_hook(lambda _: 1 / 0)
+            loss = model(x).mean()
+            with pytest.raises(ZeroDivisionError):
+                loss.backward(retain_graph=True)
+            hook.remove()
+            loss.backward()
+            optimizer.step()
+            continue
         if train.batch_index == 1:
             hook = net[0].weight.register_hook(lambda _: 1 / 0)
             with pytest.raises(ZeroDivisionError):

@@ -43,7 +43,10 @@ NAMES = {
     # Torch's: backward passes.
     "torch.Tensor._backward_hooks": "Steps after a measured one take longer.",
     "torch.Tensor._version": "What replayed code changes of a large tensor stays.",
-    "torch._foreach_copy_": "Nothing is remembered for a rescue of modules.",
+    "torch._foreach_copy_": (
+        "Nothing is remembered for a rescue of modules; with virtual replicas, no "
+        "model trains in several processes."
+    ),
     "torch._foreach_div": "With virtual replicas, no model trains.",
     "torch.autograd.Function._backward_cls._forward_cls": (
         "Weighed losses, and collectives in a backward pass, are not recognized."
