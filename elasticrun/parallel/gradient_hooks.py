@@ -28,6 +28,7 @@ from elasticrun.parallel.partial_gradients import (
 )
 from elasticrun.parallel.rates import Rates
 from elasticrun.parallel.reduction import Reduction
+from elasticrun.parallel.step_check import StepCheck
 from elasticrun.parallel.virtual import VirtualReduction
 from elasticrun.parallel.weighing import Weighing, call_after_backward
 
@@ -97,6 +98,7 @@ class GradientHooks:
         virtual: VirtualReduction | None = None,
     ) -> None:
         # Who takes part.
+        self._module = module
         self._weighing = weighing
         self._meter = meter
         self._measuring: NoiseMeter | None = None  # In a batch that is measured.
@@ -109,10 +111,11 @@ class GradientHooks:
             virtual=virtual,
         )
         self._optimizers: list[OptimizerHooks] = []
+        self._step_checks: list[StepCheck] = []
 
         # The hooks that there are, and what they do.
         self._kind = _NOTHING
-        self._hooked: list[bool] = []  # For each parameter.
+        self._hooked = [False] * len(self._partial.held)
         self._hooks: list[Any] = []
         self._nodes: list[Any] = []  # Of these; a parameter's own reference is weak.
 
@@ -142,6 +145,11 @@ class GradientHooks:
     def awaits_step(self) -> bool:
         """Whether gradients wait for the step of an optimizer."""
         return any(each.awaits_step for each in self._optimizers)
+
+    def on_forward(self) -> None:
+        """Note a forward pass with gradients, whatever mode it is in."""
+        for check in self._step_checks:
+            check.has_forward = True
 
     def prepare(self, *, is_training: bool) -> bool:
         """Prepare a forward pass; return whether it is the last of its global batch.
@@ -221,12 +229,15 @@ class GradientHooks:
         Args:
             rates: Scales its learning rates, if they are to follow the size of batches.
         """
+        check = StepCheck(optimizer, self._module)
+        self._step_checks.append(check)
         self._optimizers.append(
             OptimizerHooks(
                 optimizer,
                 partial=self._partial,
                 meter=self._meter,
                 rates=rates,
+                check=check,
                 replicas=None if self._virtual is None else self._virtual.replicas,
             )
         )
@@ -246,26 +257,30 @@ class GradientHooks:
             if not held.parameter._backward_hooks:  # Nothing asks for hooks any more.
                 held.parameter._backward_hooks = None
         self._kind = _NOTHING
-        self._hooks, self._nodes, self._hooked = [], [], []
+        self._hooks, self._nodes = [], []
+        self._hooked = [False] * len(self._partial.held)
         self._prepared_part = _NEVER
 
     def _register(self, kind: int) -> None:
         """Have hooks of a kind, or of one that does more.
 
-        These do no harm, and another change of hooks would cost more.
+        These do no harm, and another change of hooks would cost more. Nor do those of
+        parameters that were frozen since, which an earlier forward pass may still need.
         """
-        hooked = [held.parameter.requires_grad for held in self._partial.held]
-        if hooked == self._hooked and kind <= self._kind:
+        trained = [held.parameter.requires_grad for held in self._partial.held]
+        if trained == self._hooked and kind <= self._kind:
             return
-        self.unhook()
-        self._kind, self._hooked = kind, hooked
-        acts_behind = kind == _HIDE
+        if kind > self._kind:
+            self.unhook()
+            self._kind = kind
+        acts_behind = self._kind == _HIDE
         if self._virtual is not None:
             acts_behind = self._virtual.sends_early()
-        for held in self._partial.held:
-            if not held.parameter.requires_grad:
+        for held, is_hooked in zip(self._partial.held, self._hooked, strict=True):
+            if is_hooked or not held.parameter.requires_grad:
                 continue
-            if kind == _MEASURE and not held.parameter._backward_hooks:
+            self._hooked[held.number] = True
+            if self._kind == _MEASURE and not held.parameter._backward_hooks:
                 self._measure_at_parameter(held)
             else:
                 self._register_at_node(held, acts_behind=acts_behind)
@@ -377,10 +392,12 @@ class GradientHooks:
             meter.begin_pass(loader.running_loop)
         hides = loader is not None and (not loader.is_step or self._virtual is not None)
         begun = _Pass(loader, hides=hides, is_step=loader is None or loader.is_step)
-        # In two turns, so that DDP's own callback, which averages, comes before.
         end = functools.partial(self._end_pass, begun)
-        call_after_backward(lambda: call_after_backward(end))
-        if self._virtual is not None:
+        if self._virtual is None:
+            # In two turns, so that DDP's own callback, which averages, comes before.
+            call_after_backward(lambda: call_after_backward(end))
+        else:
+            self._virtual.call_after_backward(end)
             self._virtual.begin_backward(loader)
             self._partial.check_shown()
         if loader is not None and hides:

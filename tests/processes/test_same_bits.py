@@ -88,45 +88,84 @@ def test_more_processes_than_virtual_replicas_are_refused() -> None:
         run_generation(train_all, 5, timeout=TIMEOUT)
 
 
-def fail_once(is_tried_again: bool) -> str | list[float]:
-    """Have a backward pass end in an exception behind what it has sent."""
+def fail_once(is_tried_again: bool) -> str | None:
+    """Have a backward pass end in an exception, each process after another layer."""
     torch.set_num_threads(1)
     elasticrun.init(virtual_replicas=2)
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1))
+    net = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     model = AdaptiveDataParallel(net, optimizer, bucket_cap_mb=1e-4)
     train = AdaptiveDataLoader(torch.randn(12, 4), 4)
-    for x in train:
-        optimizer.zero_grad()
-        if train.batch_index == 0:  # Before anything is sent.
-            hook = net[2].weight.register_hook(lambda _: 1 / 0)
-            loss = model(x).mean()
-            with pytest.raises(ZeroDivisionError):
-                loss.backward(retain_graph=True)
-            hook.remove()
-            loss.backward()
-            optimizer.step()
-            continue
-        if train.batch_index == 1:
-            hook = net[0].weight.register_hook(lambda _: 1 / 0)
-            with pytest.raises(ZeroDivisionError):
-                model(x).mean().backward()
-            hook.remove()
-            if not is_tried_again:
+    try:
+        for x in train:
+            optimizer.zero_grad()
+            if train.batch_index == 0:  # Before anything is sent.
+                hook = net[3].weight.register_hook(lambda _: 1 / 0)
+                loss = model(x).mean()
+                with pytest.raises(ZeroDivisionError):
+                    loss.backward(retain_graph=True)
+                hook.remove()
+                loss.backward()
+                optimizer.step()
                 continue
-        try:
+            if train.batch_index == 1:
+                layer = net[elasticrun.rank()]
+                hook = layer.weight.register_hook(lambda _: 1 / 0)
+                with pytest.raises(ZeroDivisionError):
+                    model(x).mean().backward()
+                hook.remove()
+                if not is_tried_again:
+                    continue
             model(x).mean().backward()
-        except ElasticRunError as error:
-            return str(error)
-        optimizer.step()
-    return [float(parameter.sum()) for parameter in net.parameters()]
+            optimizer.step()
+    except ElasticRunError as error:
+        return str(error)
+    return None
 
 
-def test_what_a_failed_backward_pass_has_sent_is_not_added_to() -> None:
-    one, other = run_generation(fail_once, 2, True, timeout=TIMEOUT)
-    assert "another backward pass began after one had ended in an exception" in one
+@pytest.mark.parametrize("is_tried_again", [True, False])
+def test_what_a_failed_backward_pass_has_sent_is_not_added_to(
+    is_tried_again: bool,
+) -> None:
+    one, other = run_generation(fail_once, 2, is_tried_again, timeout=TIMEOUT)
+    assert "after a backward pass had ended in an exception" in one
     assert one == other
-    one, other = run_generation(fail_once, 2, False, timeout=TIMEOUT)
-    assert isinstance(one, list)
-    assert one == other
+
+
+def train_towers(num_virtual: int | None) -> list[float]:
+    """Freeze each of two towers in turn, and reach first the one that a share says."""
+    torch.set_num_threads(1)
+    if num_virtual is not None:
+        elasticrun.init(virtual_replicas=num_virtual)
+    torch.manual_seed(0)
+    nets = [nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2)]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
+    models = [
+        AdaptiveDataParallel(net, optimizer, name=name)
+        for net, optimizer, name in zip(nets, optimizers, "ab", strict=True)
+    ]
+    parts = nn.ModuleDict({"body": nn.Linear(4, 4), "head": nn.Linear(4, 4)})
+    parts.forward = lambda x: parts["head"](parts["body"](x))
+    last = torch.optim.SGD(parts.parameters(), lr=0.1)
+    model = AdaptiveDataParallel(parts, last, name="c", bucket_cap_mb=1e-4)
+    generator = torch.Generator().manual_seed(1)
+    for x in AdaptiveDataLoader(torch.randn(24, 4, generator=generator), 8):
+        by_sign = 1 if x[0, 0] > 0 else -1
+        outputs = [each(x) for each in models[::by_sign]][::by_sign]
+        (outputs[0].square().mean() + (outputs[1] - 1).square().mean()).backward()
+        for frozen in parts.values():
+            frozen.requires_grad_(False)
+            model(x).square().mean().backward()
+            frozen.requires_grad_(True)
+        for optimizer in (*optimizers, last):
+            optimizer.step()
+            optimizer.zero_grad()
+    return [float(p.detach().sum()) for net in (*nets, parts) for p in net.parameters()]
+
+
+def test_towers_come_to_what_they_come_to_without_virtual_replicas() -> None:
+    (plain,) = run_generation(train_towers, 1, None, timeout=TIMEOUT)
+    (alone,) = run_generation(train_towers, 1, 4, timeout=TIMEOUT)
+    assert alone == pytest.approx(plain, abs=1e-5)
+    assert run_generation(train_towers, 2, 4, timeout=TIMEOUT) == [alone] * 2
