@@ -52,7 +52,9 @@ class StepCheck:
         micro_batch = None if loop is None else loop.current
         if self.has_forward:
             self._forward_in = micro_batch
-        elif self._has_gradient and (loop is None or self._forward_in != micro_batch):
+        elif self._has_gradient and (
+            micro_batch is None or micro_batch is not self._forward_in
+        ):
             name = type(self._module).__name__
             raise ElasticRunError(
                 f"{type(self._optimizer).__name__}.step() found gradients of {name} "
