@@ -147,7 +147,8 @@ def an_optimizer_after_the_other(on: Training, x: Tensor) -> None:
 
 
 def each_frozen_in_turn(on: Training, x: Tensor) -> None:
-    for frozen, optimizer in zip((on.net.head, on.net.body), on.optimizers):
+    others = [on.net.head, on.net.body]
+    for frozen, optimizer in zip(others, on.optimizers, strict=True):
         frozen.requires_grad_(False)
         on.model(x).mean().backward()
         frozen.requires_grad_(True)
@@ -246,7 +247,11 @@ def test_a_layer_that_is_added_to_the_wrapped_module_is_refused(
         model = AdaptiveDataParallel(net, optimizer)
         net.append(nn.Linear(4, 1))
         optimizer.add_param_group({"params": net[1].parameters()})
-        with pytest.raises(ElasticRunError, match=r"parameter `1\.weight`, which Seq"):
+
+        def train() -> None:
             for x in AdaptiveDataLoader(torch.randn(24, 4), 8):
                 model(x).mean().backward()
                 optimizer.step()
+
+        with pytest.raises(ElasticRunError, match=r"parameter `1\.weight`, which Seq"):
+            train()
