@@ -146,17 +146,14 @@ class GradientHooks:
         """Whether gradients wait for the step of an optimizer."""
         return any(each.awaits_step for each in self._optimizers)
 
-    def on_forward(self) -> None:
-        """Note a forward pass with gradients, whatever mode it is in."""
-        for check in self._step_checks:
-            check.has_forward = True
-
     def prepare(self, *, is_training: bool) -> bool:
         """Prepare a forward pass; return whether it is the last of its global batch.
 
         Where nothing is to be weighed or hidden, no hooks are left.
         """
         loader = loader_if_any()
+        for check in self._step_checks:
+            check.has_forward = True
         self._weighing.counts_met = None  # An exception may have left it.
         self._pass = _no_pass
         part, self._measuring = None, None

@@ -288,7 +288,6 @@ class AdaptiveDataParallel(nn.Module):
                 self._virtual.begin_forward()
         if not torch.is_grad_enabled():
             return self._replica(*args, **kwargs)
-        self._gradient_hooks.on_forward()
         reduction = self._reduction
         if reduction is not None and reduction.is_outdated:
             if reduction.is_idle:  # Frozen, as in the step of another module.

@@ -169,10 +169,10 @@ class OptimizerHooks:
             if self._lost_in is loop.current:
                 raise ElasticRunError(_ZEROED_TOO_LATE)
             self._stepped_in = loop.current
-        has_closure = bool(args or kwargs)  # Then the backward pass is in that.
-        if self._check is not None and not has_closure:
+        if self._check is not None:
             self._check.look(loop)
         note_step()
+        has_closure = bool(args or kwargs)  # Then the backward pass is in that.
         self._on_step(loop, has_closure=has_closure)
         draws_alike: AbstractContextManager[None] = nullcontext()
         if self._drawing is not None:
@@ -183,8 +183,6 @@ class OptimizerHooks:
         scaled = nullcontext() if self._rates is None else self._rates.scaled(optimizer)
         with scaled, draws_alike:
             result = method(optimizer, *args, **kwargs)
-        if self._check is not None and has_closure:
-            self._check.look(loop)
         self._partial.forget_stepped(optimizer)
         if self._meter is not None:
             self._meter.end_step(loop)

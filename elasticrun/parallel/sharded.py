@@ -72,9 +72,6 @@ class ShardedGradients:
             )
         )
 
-    def on_forward(self) -> None:
-        """Do nothing: FSDP averages what comes by any way."""
-
     def prepare(self, *, is_training: bool) -> bool:
         """Prepare a forward pass; return whether it is the last of its global batch."""
         # In case that an exception has left them.

@@ -13,16 +13,11 @@ from elasticrun.job.loop import Loop, MicroBatch
 
 
 class StepCheck:
-    """Looks, before an optimizer steps, at where its gradients come from.
+    """Refuses the steps of an optimizer that would train past its model.
 
-    Those of a model's parameters come through the model: else replicas would drift
-    apart, which one process alone does not notice. Gradients that a program sets by
-    hand are its own affair, so it is autograd that tells of one, at the first parameter
-    that is trained: most losses reach it.
-
-    Args:
-        optimizer: Of the model.
-        module: That the model is being made of.
+    Replicas would drift apart, which one process alone does not notice. Autograd tells
+    of gradients at the first parameter that is trained, which most losses reach; so
+    those that a program sets by hand are its own affair.
 
     Attributes:
         has_forward: Whether a forward pass with gradients went through the model since
@@ -34,47 +29,41 @@ class StepCheck:
         self._optimizer = optimizer
         self._module = module
         # Kept, so that none that comes later gets the id of one.
-        self._wrapped = list(module.parameters())
-        self._group_sizes = _group_sizes(optimizer)
+        self._wrapped = {id(each): each for each in module.parameters()}
+        self._group_sizes: list[int] = []
         self._is_watching = False
         self._has_gradient = False  # Whether one came since the last step.
         self._forward_in: MicroBatch | None = None  # Of the last step that had one.
         self._watch()
 
     def look(self, loop: Loop | None) -> None:
-        """Refuse a step, in a loop or (None) outside, that would train past the model.
-
-        A step with a closure has its gradients behind it.
-        """
-        if (sizes := _group_sizes(self._optimizer)) != self._group_sizes:
+        """Look at what has come since the last step, in a loop or (None) outside."""
+        sizes = [len(group["params"]) for group in self._optimizer.param_groups]
+        if sizes != self._group_sizes:
             self._check_wrapped()
             self._group_sizes = sizes
         micro_batch = None if loop is None else loop.current
         if self.has_forward:
             self._forward_in = micro_batch
         elif self._has_gradient and (
-            micro_batch is None or micro_batch is not self._forward_in
+            loop is None or micro_batch is not self._forward_in
         ):
-            name = type(self._module).__name__
             raise ElasticRunError(
-                f"{type(self._optimizer).__name__}.step() found gradients of {name} "
-                "that came by a way around its AdaptiveDataParallel: no forward pass "
-                "went through that since the last step. Such gradients are neither "
-                "weighed nor averaged over the replicas, so each replica would train a "
-                "model of its own. Call the model, model(x), and compute the loss from "
-                "what it returns, or in the module's forward(). Neither a call of the "
-                "module, nor a method that calls self(x), as in model.loss(x, y), goes "
-                "through the model."
+                f"{type(self._optimizer).__name__}.step() came to gradients of "
+                f"{type(self._module).__name__} without a forward pass through its "
+                "AdaptiveDataParallel since the last step. They are neither weighed "
+                "nor averaged over the replicas, so each would train a model of its "
+                "own. Call the model, model(x), and compute the loss from what it "
+                "returns, or in the module's forward(). A call of the bare module goes "
+                "past it, and so does a method that calls self(x): model.loss(x, y)."
             )
         self.has_forward = self._has_gradient = False
         if not self._is_watching:
             self._watch()
 
     def _watch(self) -> None:
-        """Let autograd tell of gradients, once any of the parameters is trained."""
-        wrapped = {id(each) for each in self._wrapped}
         for parameter in parameters_of(self._optimizer):
-            if parameter.requires_grad and id(parameter) in wrapped:
+            if parameter.requires_grad and id(parameter) in self._wrapped:
                 register: Any = parameter.register_post_accumulate_grad_hook
                 register(self._on_gradient)
                 self._is_watching = True
@@ -85,10 +74,9 @@ class StepCheck:
 
     def _check_wrapped(self) -> None:
         """Refuse parameters that the module has got since it was wrapped."""
-        wrapped = {id(each) for each in self._wrapped}
-        own = {id(each) for each in parameters_of(self._optimizer)}
+        given = {id(each) for each in parameters_of(self._optimizer)}
         for name, parameter in self._module.named_parameters():
-            if id(parameter) in own and id(parameter) not in wrapped:
+            if id(parameter) in given and id(parameter) not in self._wrapped:
                 raise ElasticRunError(
                     f"{type(self._optimizer).__name__} was given the parameter "
                     f"`{name}`, which {type(self._module).__name__} has got after it "
@@ -97,7 +85,3 @@ class StepCheck:
                     "the module is wrapped; what is to be trained only later is frozen "
                     "until then (requires_grad_(False))."
                 )
-
-
-def _group_sizes(optimizer: Optimizer) -> list[int]:
-    return [len(group["params"]) for group in optimizer.param_groups]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +20,6 @@ from elasticrun.job.virtual import VirtualReplicas
 from elasticrun.parallel.collectives import collective_in_backward
 from elasticrun.parallel.reduction import broadcast, check_even
 from elasticrun.parallel.tree import SumOf, TreeReduction
-from elasticrun.parallel.weighing import call_after_backward
 
 # Of DDP, which say only how it does what is not done here; but for "bucket_cap_mb".
 _OPTIONS = (
@@ -56,8 +52,6 @@ class VirtualReduction:
         self._is_alone = job.world_size == 1
         self._checked_loop: Loop | None = None
         self.replicas: VirtualReplicas = job.virtual
-        self._number = job.virtual.num_models
-        self._pass_ends = job.get_or_make(_PassEnds)
         parameters: list[Tensor] = list(module.parameters())
         self.tree = TreeReduction(
             parameters,
@@ -80,7 +74,7 @@ class VirtualReduction:
             broadcast(tensors)
 
     def _end_batch(self) -> None:
-        self.tree.check_ended()  # Before buffers are sent.
+        self.tree.check_complete()
         self._buffers.end_batch()
 
     def begin_forward(self) -> None:
@@ -125,13 +119,6 @@ class VirtualReduction:
                 "Take the loss over the share alone, or leave virtual_replicas out."
             )
 
-    def call_after_backward(self, end: Callable[[], None]) -> None:
-        """Call a function when the backward pass under way has ended.
-
-        Of several models in one pass, that of the one that was made first comes first.
-        """
-        self._pass_ends.add(self._number, end)
-
     def end_backward(self) -> None:
         """Keep the buffers as they are now, behind the backward pass of a share."""
         self._buffers.leave()
@@ -160,41 +147,6 @@ class VirtualReduction:
         if not self._is_alone and self._job.rescue is not None:
             self._job.rescue.count_reduction()
         return means
-
-
-class _PassEnds:
-    """What is to be done when a backward pass has ended, in the order of the models.
-
-    Their first gradients may come in another order in each process, where shares leave
-    parameters out.
-    """
-
-    def __init__(self) -> None:
-        # Only what autograd calls holds on to it: a pass that an exception has left is
-        # forgotten with it.
-        self._under_way: Callable[[], _Ends | None] = lambda: None
-        self._lock = threading.Lock()  # Autograd has one thread for each device.
-
-    def add(self, number: int, end: Callable[[], None]) -> None:
-        """Take what a model has to do behind the pass under way."""
-        with self._lock:
-            ends = self._under_way()
-            if ends is None:
-                ends = _Ends()
-                self._under_way = weakref.ref(ends)
-                call_after_backward(partial(call_after_backward, ends.call))
-            ends.by_model[number] = end
-
-
-class _Ends:
-    def __init__(self) -> None:
-        self.by_model: dict[int, Callable[[], None]] = {}
-
-    def call(self) -> None:
-        """End the pass for each model."""
-        for _, end in sorted(self.by_model.items()):
-            end()
-        self.by_model.clear()
 
 
 class _ShareBuffers:
