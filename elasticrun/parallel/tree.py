@@ -158,7 +158,7 @@ class TreeReduction:
         """Prepare a backward pass behind which gradients are asked for."""
         if len(self._runs) == 1:
             return
-        self.check_ended()
+        self.check_complete()
         trained = [each.requires_grad for each in self._parameters]
         self._trained.update(n for n, is_trained in enumerate(trained) if is_trained)
         self._fill_buckets()
@@ -168,19 +168,6 @@ class TreeReduction:
         ]
         self._is_late = False
 
-    def check_ended(self) -> None:
-        """Refuse to go on when a backward pass has ended in an exception.
-
-        Others may have sent more or less of it, and would add that to something else.
-        """
-        if self._num_sent:
-            raise ElasticRunError(
-                "the training went on after a backward pass had ended in an exception, "
-                "in a job with virtual_replicas. Gradients of that pass are with the "
-                "other processes by now, and cannot be taken back. Let the exception "
-                "end the process: the job goes on from the batch before."
-            )
-
     def has_several_buckets(self) -> bool:
         """Return whether any is sent before the backward pass has ended."""
         self._fill_buckets()
@@ -188,8 +175,21 @@ class TreeReduction:
 
     def begin_batch(self) -> None:
         """Prepare for the gradients of another global batch."""
-        self.check_ended()
+        self.check_complete()
         self._trained.clear()
+
+    def check_complete(self) -> None:
+        """Refuse to go on behind a pass that was left when some buckets were sent.
+
+        Others may have come less far, and would take the next ones for those.
+        """
+        if self._num_sent:
+            raise ElasticRunError(
+                "the program went on after a backward pass had ended in an exception, "
+                "in a job with virtual_replicas. Gradients of that pass are with the "
+                "other processes by now, and cannot be taken back. Let the exception "
+                "end the process: the job goes on from the batch before."
+            )
 
     def send_ready(self, number: int, sum_of: SumOf) -> None:
         """Send the buckets that are complete once a parameter has its gradient."""
@@ -349,8 +349,8 @@ class _Bucket:
                 values.append(value)
         if len(values) < len(firsts) * num_parts:
             self._sent.fill_(-0.0)
-        for row, marked in zip(self._rows, marks, strict=False):
-            places.append(row[-1])
+        for (*_, place), marked in zip(self._rows, marks, strict=False):
+            places.append(place)
             values.append(self._sent.new_tensor(marked))
         torch._foreach_copy_(places, values)
         if self._is_pair:
