@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
 
@@ -47,15 +47,13 @@ class VirtualReplicas(BaseState):
 
     Attributes:
         number: As given.
-        pass_ends: Returns what is to be done when the backward pass under way has
-            ended. Only autograd holds on to that: one that an exception has left has
-            none.
+        pass_ends: What each model does when its backward pass has ended.
     """
 
     def __init__(self, number: int, device: torch.device) -> None:
         super().__init__(_NAME)
         self.number = number
-        self.pass_ends: Callable[[], Any] = lambda: None
+        self.pass_ends: list[Callable[[], None]] = []
         self._device = (
             torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         )

@@ -130,6 +130,9 @@ class GradientHooks:
         # The backward pass under way. Only what autograd calls after it holds on to it:
         # one that an exception has left is gone.
         self._pass: Callable[[], _Pass | None] = _no_pass
+        # Of all models, with virtual replicas.
+        self._pass_ends = [] if virtual is None else virtual.replicas.pass_ends
+        self._pass_ends.append(self._end_pass)
         self._lock = threading.Lock()  # Autograd has one thread for each device.
         self._micro_batch: object = None  # In which the earlier ones' were hidden.
         self._has_warned = False
@@ -389,12 +392,10 @@ class GradientHooks:
             meter.begin_pass(loader.running_loop)
         hides = loader is not None and (not loader.is_step or self._virtual is not None)
         begun = _Pass(loader, hides=hides, is_step=loader is None or loader.is_step)
-        end = functools.partial(self._end_pass, begun)
-        if self._virtual is None:
-            # In two turns, so that DDP's own callback, which averages, comes before.
-            call_after_backward(lambda: call_after_backward(end))
-        else:
-            self._virtual.call_after_backward(end)
+        # In two turns, so that DDP's own callback, which averages, comes before.
+        end = functools.partial(self._end_passes, begun)
+        call_after_backward(lambda: call_after_backward(end))
+        if self._virtual is not None:
             self._virtual.begin_backward(loader)
             self._partial.check_shown()
         if loader is not None and hides:
@@ -408,8 +409,18 @@ class GradientHooks:
             meter.correct(correction)
         return begun
 
-    def _end_pass(self, _: _Pass) -> None:
+    def _end_passes(self, _: _Pass) -> None:
+        """End the pass; of virtual replicas, for all models in the order of creation.
+
+        Their first gradients may come in another order in each process.
+        """
+        for end in self._pass_ends:
+            end()
+
+    def _end_pass(self) -> None:
         """Get ready for another backward pass; look at what this one has come to."""
+        if self._pass() is None:
+            return
         self._pass = _no_pass
         is_step = not is_between_micro_batches()
         if self._virtual is not None:

@@ -31,10 +31,13 @@ class StepCheck:
         # Kept, so that none that comes later gets the id of one.
         self._wrapped = {id(each): each for each in module.parameters()}
         self._group_sizes: list[int] = []
-        self._is_watching = False
         self._has_gradient = False  # Whether one came since the last step.
         self._forward_in: MicroBatch | None = None  # Of the last step that had one.
-        self._watch()
+        for parameter in parameters_of(optimizer):
+            if parameter.requires_grad and id(parameter) in self._wrapped:
+                register: Any = parameter.register_post_accumulate_grad_hook
+                register(self._on_gradient)
+                break
 
     def look(self, loop: Loop | None) -> None:
         """Look at what has come since the last step, in a loop or (None) outside."""
@@ -58,16 +61,6 @@ class StepCheck:
                 "past it, and so does a method that calls self(x): model.loss(x, y)."
             )
         self.has_forward = self._has_gradient = False
-        if not self._is_watching:
-            self._watch()
-
-    def _watch(self) -> None:
-        for parameter in parameters_of(self._optimizer):
-            if parameter.requires_grad and id(parameter) in self._wrapped:
-                register: Any = parameter.register_post_accumulate_grad_hook
-                register(self._on_gradient)
-                self._is_watching = True
-                return
 
     def _on_gradient(self, _: Tensor) -> None:
         self._has_gradient = True

@@ -162,10 +162,7 @@ class TreeReduction:
         trained = [each.requires_grad for each in self._parameters]
         self._trained.update(n for n, is_trained in enumerate(trained) if is_trained)
         self._fill_buckets()
-        self._num_awaited = [
-            sum(trained[number] for number in bucket.numbers)
-            for bucket in self._buckets
-        ]
+        self._num_awaited = [sum(trained[n] for n in b.numbers) for b in self._buckets]
         self._is_late = False
 
     def has_several_buckets(self) -> bool:

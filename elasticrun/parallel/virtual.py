@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -22,9 +20,6 @@ from elasticrun.job.virtual import VirtualReplicas
 from elasticrun.parallel.collectives import collective_in_backward
 from elasticrun.parallel.reduction import broadcast, check_even
 from elasticrun.parallel.tree import SumOf, TreeReduction
-from elasticrun.parallel.weighing import call_after_backward
-
-_LOCK = threading.Lock()  # Autograd has one thread for each device.
 
 # Of DDP, which say only how it does what is not done here; but for "bucket_cap_mb".
 _OPTIONS = (
@@ -57,7 +52,6 @@ class VirtualReduction:
         self._is_alone = job.world_size == 1
         self._checked_loop: Loop | None = None
         self.replicas: VirtualReplicas = job.virtual
-        self._number = job.virtual.num_models
         parameters: list[Tensor] = list(module.parameters())
         self.tree = TreeReduction(
             parameters,
@@ -125,20 +119,6 @@ class VirtualReduction:
                 "Take the loss over the share alone, or leave virtual_replicas out."
             )
 
-    def call_after_backward(self, end: Callable[[], None]) -> None:
-        """Call a function when the backward pass under way has ended.
-
-        Models come in the order in which they were made, and not in that of their first
-        gradients, which is another one in each process if a share leaves some out.
-        """
-        with _LOCK:
-            ends = self.replicas.pass_ends()
-            if ends is None:
-                ends = _PassEnds()
-                self.replicas.pass_ends = weakref.ref(ends)
-                call_after_backward(ends.call)
-            ends[self._number] = end
-
     def end_backward(self) -> None:
         """Keep the buffers as they are now, behind the backward pass of a share."""
         self._buffers.leave()
@@ -167,14 +147,6 @@ class VirtualReduction:
         if not self._is_alone and self._job.rescue is not None:
             self._job.rescue.count_reduction()
         return means
-
-
-class _PassEnds(dict[int, Callable[[], None]]):
-    """What each model has to do when a backward pass has ended."""
-
-    def call(self) -> None:
-        for _, end in sorted(self.items()):
-            end()
 
 
 class _ShareBuffers:

@@ -100,7 +100,7 @@ def test_a_way_around_the_model_is_refused(
 
 
 def train_around() -> str:
-    with pytest.raises(ElasticRunError, match="without a forward pass through") as caught:
+    with pytest.raises(ElasticRunError) as caught:
         train(by_a_method, lr=0.1)
     return str(caught.value)
 
@@ -108,7 +108,7 @@ def train_around() -> str:
 @pytest.mark.slow
 def test_it_is_refused_over_several_replicas() -> None:
     first, second = run_generation(train_around, 2)
-    assert "model.loss(x, y)" in first
+    assert "without a forward pass through" in first
     assert first == second
 
 

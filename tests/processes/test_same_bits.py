@@ -144,7 +144,7 @@ def train_towers(num_virtual: int | None) -> list[float]:
     last = torch.optim.SGD(parts.parameters(), lr=0.1)
     model = AdaptiveDataParallel(parts, last, name="c", bucket_cap_mb=1e-4)
     generator = torch.Generator().manual_seed(1)
-    for x in AdaptiveDataLoader(torch.randn(24, 4, generator=generator), 8):
+    for x in AdaptiveDataLoader(torch.randn(27, 4, generator=generator), 9):
         by_sign = 1 if x[0, 0] > 0 else -1
         outputs = [each(x) for each in models[::by_sign]][::by_sign]
         (outputs[0].square().mean() + (outputs[1] - 1).square().mean()).backward()
@@ -152,6 +152,11 @@ def train_towers(num_virtual: int | None) -> list[float]:
             frozen.requires_grad_(False)
             model(x).square().mean().backward()
             frozen.requires_grad_(True)
+        whole = model(x).mean()
+        parts["body"].requires_grad_(False)
+        headed = model(x).mean()
+        parts["body"].requires_grad_(True)
+        (whole + headed).backward()
         for optimizer in (*optimizers, last):
             optimizer.step()
             optimizer.zero_grad()
