@@ -47,11 +47,13 @@ class VirtualReplicas(BaseState):
 
     Attributes:
         number: As given.
+        pass_ends: What each model does when its backward pass has ended.
     """
 
     def __init__(self, number: int, device: torch.device) -> None:
         super().__init__(_NAME)
         self.number = number
+        self.pass_ends: list[Callable[[], None]] = []
         self._device = (
             torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         )

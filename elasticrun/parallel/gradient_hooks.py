@@ -28,6 +28,7 @@ from elasticrun.parallel.partial_gradients import (
 )
 from elasticrun.parallel.rates import Rates
 from elasticrun.parallel.reduction import Reduction
+from elasticrun.parallel.step_check import StepCheck
 from elasticrun.parallel.virtual import VirtualReduction
 from elasticrun.parallel.weighing import Weighing, call_after_backward
 
@@ -97,6 +98,7 @@ class GradientHooks:
         virtual: VirtualReduction | None = None,
     ) -> None:
         # Who takes part.
+        self._module = module
         self._weighing = weighing
         self._meter = meter
         self._measuring: NoiseMeter | None = None  # In a batch that is measured.
@@ -109,10 +111,11 @@ class GradientHooks:
             virtual=virtual,
         )
         self._optimizers: list[OptimizerHooks] = []
+        self._step_checks: list[StepCheck] = []
 
         # The hooks that there are, and what they do.
         self._kind = _NOTHING
-        self._hooked: list[bool] = []  # For each parameter.
+        self._hooked = [False] * len(self._partial.held)
         self._hooks: list[Any] = []
         self._nodes: list[Any] = []  # Of these; a parameter's own reference is weak.
 
@@ -127,6 +130,9 @@ class GradientHooks:
         # The backward pass under way. Only what autograd calls after it holds on to it:
         # one that an exception has left is gone.
         self._pass: Callable[[], _Pass | None] = _no_pass
+        # Of all models, with virtual replicas.
+        self._pass_ends = [] if virtual is None else virtual.replicas.pass_ends
+        self._pass_ends.append(self._end_pass)
         self._lock = threading.Lock()  # Autograd has one thread for each device.
         self._micro_batch: object = None  # In which the earlier ones' were hidden.
         self._has_warned = False
@@ -149,6 +155,8 @@ class GradientHooks:
         Where nothing is to be weighed or hidden, no hooks are left.
         """
         loader = loader_if_any()
+        for check in self._step_checks:
+            check.has_forward = True
         self._weighing.counts_met = None  # An exception may have left it.
         self._pass = _no_pass
         part, self._measuring = None, None
@@ -221,12 +229,15 @@ class GradientHooks:
         Args:
             rates: Scales its learning rates, if they are to follow the size of batches.
         """
+        check = StepCheck(optimizer, self._module)
+        self._step_checks.append(check)
         self._optimizers.append(
             OptimizerHooks(
                 optimizer,
                 partial=self._partial,
                 meter=self._meter,
                 rates=rates,
+                check=check,
                 replicas=None if self._virtual is None else self._virtual.replicas,
             )
         )
@@ -246,26 +257,30 @@ class GradientHooks:
             if not held.parameter._backward_hooks:  # Nothing asks for hooks any more.
                 held.parameter._backward_hooks = None
         self._kind = _NOTHING
-        self._hooks, self._nodes, self._hooked = [], [], []
+        self._hooks, self._nodes = [], []
+        self._hooked = [False] * len(self._partial.held)
         self._prepared_part = _NEVER
 
     def _register(self, kind: int) -> None:
         """Have hooks of a kind, or of one that does more.
 
-        These do no harm, and another change of hooks would cost more.
+        These do no harm, and another change of hooks would cost more. Nor do those of
+        parameters that were frozen since, which an earlier forward pass may still need.
         """
-        hooked = [held.parameter.requires_grad for held in self._partial.held]
-        if hooked == self._hooked and kind <= self._kind:
+        trained = [held.parameter.requires_grad for held in self._partial.held]
+        if trained == self._hooked and kind <= self._kind:
             return
-        self.unhook()
-        self._kind, self._hooked = kind, hooked
-        acts_behind = kind == _HIDE
+        if kind > self._kind:
+            self.unhook()
+            self._kind = kind
+        acts_behind = self._kind == _HIDE
         if self._virtual is not None:
             acts_behind = self._virtual.sends_early()
-        for held in self._partial.held:
-            if not held.parameter.requires_grad:
+        for held, is_hooked in zip(self._partial.held, self._hooked, strict=True):
+            if is_hooked or not held.parameter.requires_grad:
                 continue
-            if kind == _MEASURE and not held.parameter._backward_hooks:
+            self._hooked[held.number] = True
+            if self._kind == _MEASURE and not held.parameter._backward_hooks:
                 self._measure_at_parameter(held)
             else:
                 self._register_at_node(held, acts_behind=acts_behind)
@@ -378,7 +393,7 @@ class GradientHooks:
         hides = loader is not None and (not loader.is_step or self._virtual is not None)
         begun = _Pass(loader, hides=hides, is_step=loader is None or loader.is_step)
         # In two turns, so that DDP's own callback, which averages, comes before.
-        end = functools.partial(self._end_pass, begun)
+        end = functools.partial(self._end_passes, begun)
         call_after_backward(lambda: call_after_backward(end))
         if self._virtual is not None:
             self._virtual.begin_backward(loader)
@@ -394,8 +409,18 @@ class GradientHooks:
             meter.correct(correction)
         return begun
 
-    def _end_pass(self, _: _Pass) -> None:
+    def _end_passes(self, _: _Pass) -> None:
+        """End the pass; of virtual replicas, for all models in the order of creation.
+
+        Their first gradients may come in another order in each process.
+        """
+        for end in self._pass_ends:
+            end()
+
+    def _end_pass(self) -> None:
         """Get ready for another backward pass; look at what this one has come to."""
+        if self._pass() is None:
+            return
         self._pass = _no_pass
         is_step = not is_between_micro_batches()
         if self._virtual is not None:

@@ -76,8 +76,9 @@ class AdaptiveDataParallel(nn.Module):
     training step. Forward passes without gradients communicate nothing, so replicas may
     evaluate different numbers of batches. Neither is true of a sharded module.
 
-    Parameters may be frozen and unfrozen later. A second backward pass after one
-    forward pass is refused, since its gradients would stay on one replica.
+    Parameters may be frozen and unfrozen later, but none added. Refused are gradients
+    that would stay on one replica: those of a second backward pass after one forward
+    pass, and those that come around this object, as by a method that calls `self(x)`.
 
     Collective: make it on every replica, in the same order, and let each micro-batch
     have its forward and backward pass on all of them.

@@ -17,6 +17,7 @@ from elasticrun.job.virtual import VirtualReplicas
 from elasticrun.parallel.noise_meter import NoiseMeter
 from elasticrun.parallel.partial_gradients import PartialGradients, loop_if_any
 from elasticrun.parallel.rates import Rates
+from elasticrun.parallel.step_check import StepCheck
 
 _Gradients = dict[Tensor, tuple[Tensor | None, int]]
 
@@ -49,6 +50,7 @@ class OptimizerHooks:
         partial: The gradients that are hidden before its step.
         meter: Is told of each step, if the noise of gradients is measured.
         rates: Scales learning rates, if they are to follow the size of batches.
+        check: Looks at where the gradients of a step come from.
         replicas: Virtual ones, for all of which it draws alike.
 
     Attributes:
@@ -63,6 +65,7 @@ class OptimizerHooks:
         partial: PartialGradients,
         meter: NoiseMeter | None = None,
         rates: Rates | None = None,
+        check: StepCheck | None = None,
         replicas: VirtualReplicas | None = None,
     ) -> None:
         self.put_off_in: MicroBatch | None = None
@@ -70,6 +73,7 @@ class OptimizerHooks:
         self._partial = partial
         self._meter = meter
         self._rates = rates
+        self._check = check
         # Torch's own draw nothing, and generators take long to be given back.
         is_torchs = type(optimizer).__module__.startswith("torch.optim")
         self._drawing = None if is_torchs else replicas
@@ -165,6 +169,8 @@ class OptimizerHooks:
             if self._lost_in is loop.current:
                 raise ElasticRunError(_ZEROED_TOO_LATE)
             self._stepped_in = loop.current
+        if self._check is not None:
+            self._check.look(loop)
         note_step()
         has_closure = bool(args or kwargs)  # Then the backward pass is in that.
         self._on_step(loop, has_closure=has_closure)

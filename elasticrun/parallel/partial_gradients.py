@@ -329,7 +329,7 @@ class PartialGradients:
                 each.parameter.grad = None
         self.has_hidden = self._is_in_pass = False
         if self._virtual is not None:
-            self._virtual.tree.check_complete()
+            self._virtual.tree.begin_batch()
 
     def _of(self, parameters: Iterable[Tensor]) -> Iterator[HeldGradient]:
         """Yield what is held of those parameters that are the module's."""

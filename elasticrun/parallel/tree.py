@@ -138,6 +138,9 @@ class TreeReduction:
         shares = range(num_shares)
         self._runs = [partition(shares, r, num_parts=size) for r in range(size)]
         self._nodes = [_first_shares(run) for run in self._runs]
+        # Which parameters were trained in a backward pass of the global batch: one that
+        # is frozen in a later pass keeps its gradient.
+        self._trained: set[int] = set()
         self._kinds: list[Any] = []  # Of the parameters that the buckets are for.
         self._buckets: list[_Bucket] = []
         self._bucket_of: dict[int, int] = {}
@@ -156,14 +159,21 @@ class TreeReduction:
         if len(self._runs) == 1:
             return
         self.check_complete()
+        trained = [each.requires_grad for each in self._parameters]
+        self._trained.update(n for n, is_trained in enumerate(trained) if is_trained)
         self._fill_buckets()
-        self._num_awaited = [len(bucket.numbers) for bucket in self._buckets]
-        self._num_sent, self._is_late = 0, False
+        self._num_awaited = [sum(trained[n] for n in b.numbers) for b in self._buckets]
+        self._is_late = False
 
     def has_several_buckets(self) -> bool:
         """Return whether any is sent before the backward pass has ended."""
         self._fill_buckets()
         return len(self._buckets) > 1
+
+    def begin_batch(self) -> None:
+        """Prepare for the gradients of another global batch."""
+        self.check_complete()
+        self._trained.clear()
 
     def check_complete(self) -> None:
         """Refuse to go on behind a pass that was left when some buckets were sent.
@@ -198,7 +208,7 @@ class TreeReduction:
         """
         is_alone = len(self._runs) == 1
         if is_alone:
-            sums = {number: sum_of(number) for number in self._trained()}
+            sums = {n: sum_of(n) for n in range(len(self._parameters))}
             totals = {number: own.total() for number, own in sums.items() if own}
         else:
             totals, was_late = self._received(sum_of)
@@ -223,19 +233,18 @@ class TreeReduction:
                 found[number].copy_(mean)
         return found
 
-    def _trained(self) -> list[int]:
-        return [n for n, each in enumerate(self._parameters) if each.requires_grad]
-
     def _fill_buckets(self) -> None:
         """Make buckets for the parameters, if they are not those of before."""
         kinds = [
-            (each.dtype, each.device) if each.requires_grad else None
-            for each in self._parameters
+            (each.dtype, each.device)
+            if each.requires_grad or number in self._trained
+            else None
+            for number, each in enumerate(self._parameters)
         ]
         if kinds == self._kinds:
             return
         self._kinds = kinds
-        trained = self._trained()[::-1]
+        trained = [number for number, kind in enumerate(kinds) if kind][::-1]
         parameters = [self._parameters[number] for number in trained]
         places, _ = dist._compute_bucket_assignment_by_size(
             parameters, self._bucket_bytes

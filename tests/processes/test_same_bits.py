@@ -93,7 +93,7 @@ def fail_twice(is_left_out: bool) -> tuple[float, str]:
     torch.set_num_threads(1)
     elasticrun.init(virtual_replicas=2)
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1))
+    net = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     model = AdaptiveDataParallel(net, optimizer, bucket_cap_mb=1e-4)
     train = AdaptiveDataLoader(torch.randn(12, 4), 4)
@@ -125,3 +125,46 @@ def test_a_failed_backward_pass_is_tried_again_unless_it_has_sent(
     stepped, error = one
     assert stepped != 0.0
     assert "went on after a backward pass had ended in an exception" in error
+
+
+def train_towers(num_virtual: int | None) -> list[float]:
+    """Freeze each of two towers in turn, and reach first the one that a share says."""
+    torch.set_num_threads(1)
+    if num_virtual is not None:
+        elasticrun.init(virtual_replicas=num_virtual)
+    torch.manual_seed(0)
+    nets = [nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2)]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
+    models = [
+        AdaptiveDataParallel(net, optimizer, name=name)
+        for net, optimizer, name in zip(nets, optimizers, "ab", strict=True)
+    ]
+    parts = nn.ModuleDict({"body": nn.Linear(4, 4), "head": nn.Linear(4, 4)})
+    parts.forward = lambda x: parts["head"](parts["body"](x))
+    last = torch.optim.SGD(parts.parameters(), lr=0.1)
+    model = AdaptiveDataParallel(parts, last, name="c", bucket_cap_mb=1e-4)
+    generator = torch.Generator().manual_seed(1)
+    for x in AdaptiveDataLoader(torch.randn(27, 4, generator=generator), 9):
+        by_sign = 1 if x[0, 0] > 0 else -1
+        outputs = [each(x) for each in models[::by_sign]][::by_sign]
+        (outputs[0].square().mean() + (outputs[1] - 1).square().mean()).backward()
+        for frozen in parts.values():
+            frozen.requires_grad_(False)
+            model(x).square().mean().backward()
+            frozen.requires_grad_(True)
+        whole = model(x).mean()
+        parts["body"].requires_grad_(False)
+        headed = model(x).mean()
+        parts["body"].requires_grad_(True)
+        (whole + headed).backward()
+        for optimizer in (*optimizers, last):
+            optimizer.step()
+            optimizer.zero_grad()
+    return [float(p.detach().sum()) for net in (*nets, parts) for p in net.parameters()]
+
+
+def test_towers_come_to_what_they_come_to_without_virtual_replicas() -> None:
+    (plain,) = run_generation(train_towers, 1, None, timeout=TIMEOUT)
+    (alone,) = run_generation(train_towers, 1, 4, timeout=TIMEOUT)
+    assert alone == pytest.approx(plain, abs=1e-5)
+    assert run_generation(train_towers, 2, 4, timeout=TIMEOUT) == [alone] * 2
