@@ -185,10 +185,7 @@ class _ShareBuffers:
         batch, share = (loop, loop.current.number), loop.current.part.share
         if batch != self._batch:
             self._batch, self._share = batch, share
-            modules = [self._module]  # Walked in less time than by `modules()`.
-            for each in modules:
-                modules += filter(None, each._modules.values())
-            self._places = [each._buffers for each in modules]
+            self._places = [each._buffers for each in self._module.modules()]
             self._before = self._kept = self._copied()
             self._is_behind = False
         elif share != self._share:
