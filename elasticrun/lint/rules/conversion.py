@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from elasticrun.lint.finding import Finding, Rule, place_of
 from elasticrun.lint.naming import last_name, made_by, named
 from elasticrun.lint.project import Module
-from elasticrun.lint.script import Loop, Script
+from elasticrun.lint.script import Loop, Script, assignments
 
 ER003 = Rule(
     "ER003 W a training that is not elastic yet",
@@ -338,13 +338,9 @@ def _scheduled(script: Script, call: ast.Call) -> str:
 
 def _made(script: Script, call: ast.Call, of: str) -> _Made:
     statement = next(e for e in script.above(call) if isinstance(e, ast.stmt))
-    name = ""
-    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-        name = ast.unparse(statement.targets[0])
-    elif isinstance(statement, ast.AnnAssign):
-        name = ast.unparse(statement.target)
-    is_plain = getattr(statement, "value", None) is call and re.fullmatch(_NAME, name)
-    return _Made(call, name if is_plain else "", of, statement)
+    names = [ast.unparse(to) for to, value in assignments(statement) if value is call]
+    is_plain = len(names) == 1 and re.fullmatch(_NAME, names[0])
+    return _Made(call, names[0] if is_plain else "", of, statement)
 
 
 def _wrapped(
@@ -385,9 +381,8 @@ def _kept_as(script: Script, call: ast.Call, model: str) -> str:
     kept = [
         ast.unparse(target)
         for each in script.around(call)
-        if isinstance(each, ast.Assign) and ast.unparse(each.value) == model
-        for target in each.targets
-        if isinstance(target, ast.Attribute)
+        for target, value in assignments(each)
+        if isinstance(target, ast.Attribute) and ast.unparse(value) == model
     ]
     return kept[0] if len(kept) == 1 else model
 
