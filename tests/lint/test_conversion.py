@@ -260,6 +260,7 @@ def test_a_loader_is_told_what_else_is_to_change(line: str, message: str) -> Non
             "net, opt",
         ),
         (f"u = {SGD}\nv = {SGD}", "net, [u, v]"),
+        (f"opt, other = {SGD}, 1", "net, opt"),
         (f"opt = {SGD}\nif x:\n    opt.load_state_dict(torch.load('a'))", "net, opt"),
     ],
 )
@@ -300,14 +301,20 @@ def test_several_models_have_names() -> None:
         assert f"`{model} = elasticrun.{wrapped}`" in text
 
 
-@pytest.mark.parametrize("kept", ["self.net = model", "self.net = self.model = None"])
+@pytest.mark.parametrize(
+    "kept",
+    [
+        *("self.net = model", "self.cfg, self.net = 1, model"),
+        *("self.net: Net = model", "self.net = self.model = None"),
+    ],
+)
 def test_a_model_is_wrapped_under_the_name_that_an_object_keeps(kept: str) -> None:
     text = said(
         "import torch\nclass Trainer:\n    def __init__(self, model):\n"
         f"        {kept}\n        self.opt = SGD(model.parameters())\n"
         f"    def run(self):\n        {EPOCHS.replace(FIT, '        ' + FIT)}"
     )
-    name = "self.net" if kept.endswith("model") else "model"
+    name = "model" if kept.endswith("None") else "self.net"
     new = f"`{name} = elasticrun.AdaptiveDataParallel({name}, self.opt)`"
     assert f"5 `{name}` is in no checkpoint" in text
     assert new in text
