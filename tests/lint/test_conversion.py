@@ -171,8 +171,9 @@ def fit():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f"{RUNS}for fold in range(5): fit()\n", "let each turn be a job"),
-        (f"{RUNS}for cut in folds: fit()\n", "let each turn be a job"),
+        (f"{RUNS}for fold in range(5): fit()\n", "give the states of each turn a `na"),
+        (f"{RUNS}for cut in folds: fit()\n", "remaining_epochs_until((turn + 1) * 9)"),
+        (f"{RUNS}for cut in folds: fit()\n", "net, opt)`, with a name= for each turn"),
         (f"{EPOCHS}{EPOCHS}", "count on from one another"),
         (
             (
@@ -192,6 +193,13 @@ def test_loops_with_calls_in_them(text: str, message: str) -> None:
     assert message in said(HEAD + text)
 
 
+def test_a_value_that_each_fold_keeps_is_found() -> None:
+    runs = RUNS.replace("    for epoch", "    best = 9.0\n    for epoch")
+    best = "        best = min(best, loss())\n        if best < 0.1: break\n"
+    found = lint_text(f"{HEAD}{runs}{best}for fold in folds: fit()\n").findings
+    assert [each.line for each in found if each.code == "ER301"] == [12]
+
+
 INNER = "for i in range(5): net(x).sum().backward()"
 
 
@@ -202,6 +210,10 @@ INNER = "for i in range(5): net(x).sum().backward()"
         f"def attack(x):\n    {INNER}\nfor x in loader: attack(x)\n",
         "def fit(): f().backward()\nfor epoch in range(9): print(epoch)\n",
         "for i in range(num_batches): net(x)\n",
+        (
+            "for task in tasks:\n    fast = copy.deepcopy(net)\n"
+            f"    opt = SGD(fast.parameters())\n    {INNER}\n"
+        ),
         (
             "class Meter:\n    def fit(self): pass\nmeter = Meter()\n"
             f"def fit():\n{FIT}for i in range(9): meter.fit()\n"
