@@ -273,6 +273,8 @@ def test_a_loader_is_told_what_else_is_to_change(line: str, message: str) -> Non
         ),
         (f"u = {SGD}\nv = {SGD}", "net, [u, v]"),
         (f"opt, other = {SGD}, 1", "net, opt"),
+        ("opt = SGD([*net.body.parameters(), *net.head.parameters()])", "net, opt"),
+        ("opt = SGD(net.head.parameters())", "net, opt"),
         (f"opt = {SGD}\nif x:\n    opt.load_state_dict(torch.load('a'))", "net, opt"),
     ],
 )
@@ -295,6 +297,8 @@ def test_a_model_is_wrapped_behind_what_trains_it(made: str, given: str) -> None
         ("groups = parameters_of(net, lr.parameters())\nopt = SGD(groups)", "(model, "),
         ("opt = SGD([*a.parameters(), *b.parameters()])", "(model, opt)"),
         (f"opt = ScheduledOptim({SGD}, 2.0)", "(model, optimizer)"),
+        ("opt = SGD(agent.actor.parameters())", "(model, opt)"),
+        ("opt = SGD([*net.body.parameters(), *a.b.parameters()])", "(model, opt)"),
     ],
 )
 def test_a_model_that_is_not_seen_is_asked_for(made: str, new: str) -> None:

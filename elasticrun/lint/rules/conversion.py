@@ -335,6 +335,12 @@ def _model_of(script: Script, call: ast.Call) -> str:
     """Return what an optimizer is given parameters of, if that is one with a name."""
     given = call.args[:1] or [e.value for e in call.keywords if e.arg == "params"]
     owners = _owners(given) or _owners(_behind_names(script, given))
+    if not all(re.fullmatch(_NAME, each) for each in owners):
+        # Of `net.body` and `net.head` the model is `net`, if that is called as one.
+        calls = (each for each in script.nodes if isinstance(each, ast.Call))
+        owners = {each.rpartition(".")[0] for each in owners}
+        if not owners <= {ast.unparse(each.func) for each in calls}:
+            return ""
     owner = owners.pop() if len(owners) == 1 else ""
     return owner if re.fullmatch(_NAME, owner) else ""
 
