@@ -177,13 +177,18 @@ def _edits_beside(module: Module) -> list[Edit]:
 def _if_elastic(project: Project, script: Module) -> Iterator[Finding]:
     """Yield what a script and its imports need, and what is found in it then."""
     modules = [script, *_making(project.reached(script), {script})]
+    told: set[tuple[object, ...]] = set()
     for module in modules:
         if edits := _edits_beside(module):
-            yield from conversion.findings(module, edits)
+            found = [*conversion.findings(module, edits)]
+            told |= {each.order[:3] for each in found}
+            yield from found
             assert module.tree is not None
             Application(edits).visit(module.tree)
     for finding in _in_elastic(project, script):
-        if finding.code != "ER002":  # Of loops without a boundary ER003 has spoken.
+        # Of loops without a boundary, and of such an optimizer, ER003 has spoken.
+        is_told = finding.code == "ER306" and finding.order[:3] in told
+        if finding.code != "ER002" and not is_told:
             yield finding
     for module in modules:
         module.forget()

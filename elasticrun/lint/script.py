@@ -100,11 +100,11 @@ class Script:
 def assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
     """Yield what a statement assigns to, each with its value: two of `a, b = c, d`."""
     match node:
-        case ast.AnnAssign(target=target, value=ast.expr() as value):
-            yield target, value
+        case ast.AnnAssign(value=ast.expr() as value):
+            yield node.target, value
         case ast.Assign(targets, value):
             for target in targets:
-                pairs = [(target, value)]
+                pairs: list[tuple[ast.expr, ast.expr]] = [(target, value)]
                 match target, value:
                     case ast.Tuple(names), ast.Tuple(values) if not any(
                         isinstance(each, ast.Starred) for each in (*names, *values)
