@@ -310,9 +310,10 @@ def test_a_model_that_is_not_seen_is_asked_for(made: str, new: str) -> None:
 
 
 def test_an_optimizer_that_is_to_be_wrapped_is_not_found_twice() -> None:
-    text = f"import torch\nopt = torch.optim.SGD(groups, lr=0.1)\n{EPOCHS}"
-    at_optimizer = [e.code for e in lint_text(text).findings if e.line == 2]
-    assert at_optimizer == ["ER003"]
+    both = "[*net.parameters(), *other.parameters()]"
+    text = HEAD.replace("net.parameters()", both)
+    found = lint_text(f"{text}{EPOCHS}").findings
+    assert [e.code for e in found if e.line == 4] == ["ER003"]
 
 
 def test_several_models_have_names() -> None:
