@@ -112,7 +112,7 @@ def _training_loops(script: Script) -> dict[Loop, set[ast.AST]]:
 def _folds(
     script: Script, trains: dict[Loop, set[ast.AST]]
 ) -> dict[Loop, set[ast.AST]]:
-    """Return the loops each turn of which is a training, with an optimizer of its."""
+    """Return the loops each of whose turns makes an optimizer, and so trains."""
     return {
         loop: inside
         for loop, inside in trains.items()

@@ -73,7 +73,7 @@ def _unregistered_models(
         for part in whole.attrs.values()
     }
     for model, by, event in _trained_models(program, stepped):
-        if model.uid in covered or model.uid in reported or is_saved(model):
+        if model.uid in covered or is_saved(model):
             continue
         if not _is_known(model, by) or model.node is None or model.made_at < 0:
             continue
