@@ -224,7 +224,9 @@ class Project:
         found = {module: None}
         todo = deque(found)
         while todo and len(found) < _NEAREST:
-            new = [e for e in self.imports(todo.popleft()) if e not in found]
+            imported = self.imports(todo.popleft())
+            own = (e for e in imported if "site-packages" not in e.path.parts)
+            new = [each for each in own if each not in found]
             todo += new
             found |= dict.fromkeys(new)
         return [*found]

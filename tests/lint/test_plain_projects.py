@@ -92,6 +92,13 @@ def test_a_script_may_import_several_files_that_train(project: Path) -> None:
     assert {("more.py", 3, "ER003"), ("trainer.py", 8, "ER003")} <= found_in(["."])
 
 
+def test_what_is_installed_is_not_converted(project: Path) -> None:
+    (project / "site-packages").mkdir()
+    (project / "trainer.py").rename(project / "site-packages" / "trainer.py")
+    (project / "site-packages" / "run.py").write_text(RUN)
+    assert not found_in(["site-packages/run.py"])
+
+
 def test_what_many_files_import_has_no_script(project: Path) -> None:
     for number in range(9):
         (project / f"run{number}.py").write_text(RUN)
