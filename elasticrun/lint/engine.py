@@ -105,27 +105,51 @@ def _in_elastic(project: Project, module: Module) -> Iterator[Finding]:
 
 def _in_plain(project: Project, result: LintResult) -> Iterator[Finding]:
     """Yield what makes plain scripts elastic, and what is found in them then."""
+    reached = {each: project.reached(each) for each in result.modules}
     importers: dict[Module, list[Module]] = defaultdict(list)
-    for module in result.modules:
-        for each in project.imports(module):
+    for module, every in reached.items():
+        for each in every:
             importers[each].append(module)
-    walked: set[str] = set()
-    for number, module in enumerate(result.modules):
+    walked: set[Module] = set()
+    for number, module in enumerate(importers):
         if number % _KEPT == 0:
             project.forget()
         with _giving_up(result, module):
-            tree = _parsed(module, result) if "torch" in module.text else None
-            if tree is None or not conversion.may_train(module.text):
+            if not _trains(module, result if module in reached else None):
                 continue
-            _check_size(tree)
-            if not conversion.edits_of(tree):
-                continue
-            above = importers[module] if len(importers[module]) <= _SCRIPTS else []
-            scripts = [each for each in _making(above) if _edits_beside(each)]
-            for script in scripts or [module]:
-                if script.name not in walked:
-                    walked.add(script.name)
-                    yield from _if_elastic(project, script, module)
+            for script in _scripts(project, module, importers):
+                if script not in walked:
+                    walked.add(script)
+                    yield from _if_elastic(project, script)
+
+
+def _trains(module: Module, result: LintResult | None) -> bool:
+    """Return whether a plain file has loops that train; the result is told why not."""
+    tree = None
+    if "torch" in module.text:
+        tree = module.parse() if result is None else _parsed(module, result)
+    if tree is None or not conversion.may_train(module.text):
+        return False
+    _check_size(tree)
+    return bool(conversion.edits_of(tree))
+
+
+def _scripts(
+    project: Project, training: Module, importers: dict[Module, list[Module]]
+) -> list[Module]:
+    """Return the files that bring a training what it does not import itself.
+
+    The file that trains is the script if there are none, or if it is run by itself.
+    """
+    own = {*project.reached(training)}
+    above = [each for each in importers[training] if importers[each] == [each]]
+    scripts = [
+        each
+        for each in (above if len(above) <= _SCRIPTS else [])
+        if any(map(_edits_beside, _making(project.reached(each), own)))
+    ]
+    is_script = not scripts or "__main__" in training.text
+    return [*scripts, training] if is_script else scripts
 
 
 def _check_size(tree: ast.Module) -> None:
@@ -135,12 +159,13 @@ def _check_size(tree: ast.Module) -> None:
         raise TooMuchError
 
 
-def _making(modules: list[Module]) -> list[Module]:
+def _making(modules: list[Module], known: set[Module]) -> list[Module]:
     """Return the files that may make something for a training, or train as well."""
     return [
         each
         for each in modules
-        if _MAKERS.search(each.text) or conversion.may_train(each.text)
+        if each not in known
+        and (_MAKERS.search(each.text) or conversion.may_train(each.text))
     ]
 
 
@@ -149,23 +174,21 @@ def _edits_beside(module: Module) -> list[Edit]:
     return [] if tree is None else conversion.edits_beside(tree)
 
 
-def _if_elastic(
-    project: Project, script: Module, training: Module
-) -> Iterator[Finding]:
-    """Yield what a script and the files beside it need, and what is found in it then.
-
-    Args:
-        training: The file that trains: the script, or one that it imports.
-    """
-    beside = _making([*project.imports(script), *project.imports(training)])
-    modules = dict.fromkeys([script, training, *beside])
+def _if_elastic(project: Project, script: Module) -> Iterator[Finding]:
+    """Yield what a script and its imports need, and what is found in it then."""
+    modules = [script, *_making(project.reached(script), {script})]
+    told: set[tuple[object, ...]] = set()
     for module in modules:
         if edits := _edits_beside(module):
-            yield from conversion.findings(module, edits)
+            found = [*conversion.findings(module, edits)]
+            told |= {each.order[:3] for each in found}
+            yield from found
             assert module.tree is not None
             Application(edits).visit(module.tree)
     for finding in _in_elastic(project, script):
-        if finding.code != "ER002":  # Of loops without a boundary ER003 has spoken.
+        # Of loops without a boundary, and of such an optimizer, ER003 has spoken.
+        is_told = finding.code == "ER306" and finding.order[:3] in told
+        if finding.code != "ER002" and not is_told:
             yield finding
     for module in modules:
         module.forget()

@@ -12,6 +12,7 @@ import re
 import sys
 import tokenize
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ ELASTIC = re.compile(
 )
 MAX_BYTES = 1_000_000
 _MAX_IMPORTS = 5_000
+_NEAREST = 200  # So many files may be one program; farther ones are a library.
 # Python's parser takes memory by the square of such a name's length.
 _ENDLESS = re.compile(r"(?:\w{1,64}\.){999}")
 _LINE_END = r"\r\n|\r|\n"
@@ -216,6 +218,18 @@ class Project:
             if not module.is_elastic:
                 module.forget()
         return module.imports
+
+    def reached(self, module: Module) -> list[Module]:
+        """Return a module, and the nearest that it imports in any number of steps."""
+        found = {module: None}
+        todo = deque(found)
+        while todo and len(found) < _NEAREST:
+            imported = self.imports(todo.popleft())
+            own = (e for e in imported if "site-packages" not in e.path.parts)
+            new = [each for each in own if each not in found]
+            todo += new
+            found |= dict.fromkeys(new)
+        return [*found]
 
     def leads_to_elastic(self, module: Module) -> bool:
         """Return whether a module is elastic, or imports one of the project that is."""

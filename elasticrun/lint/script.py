@@ -35,13 +35,12 @@ class Script:
                 is_method = isinstance(self.parents[node], ast.ClassDef)
                 own = self._class_around(node) if is_method else ""
                 self._functions[own, node.name].append(node)
-            elif isinstance(node, ast.Assign):
-                for target in node.targets:
-                    self.assigned[ast.unparse(target)].append(node.value)
-                if isinstance(node.value, ast.Call):
-                    made = self._class_of.get(last_name(node.value.func))
-                    names = (last_name(each) for each in node.targets if made)
-                    self._class_of.update((name, made) for name in names if made)
+            for target, value in assignments(node):
+                self.assigned[ast.unparse(target)].append(value)
+                if isinstance(value, ast.Call):
+                    made = self._class_of.get(last_name(value.func))
+                    if made and (name := last_name(target)):
+                        self._class_of[name] = made
 
     def above(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the nodes in which a node stands, the next one first."""
@@ -96,6 +95,22 @@ class Script:
             if isinstance(each, ast.ClassDef):
                 return self._class_of[each.name]
         return ""
+
+
+def assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield what a statement assigns to, each with its value: two of `a, b = c, d`."""
+    match node:
+        case ast.AnnAssign(value=ast.expr() as value):
+            yield node.target, value
+        case ast.Assign(targets, value):
+            for target in targets:
+                pairs: list[tuple[ast.expr, ast.expr]] = [(target, value)]
+                match target, value:
+                    case ast.Tuple(names), ast.Tuple(values) if not any(
+                        isinstance(each, ast.Starred) for each in (*names, *values)
+                    ):
+                        pairs = [*zip(names, values, strict=False)]
+                yield from pairs
 
 
 def _imported(nodes: list[ast.AST]) -> Iterator[tuple[str, str]]:

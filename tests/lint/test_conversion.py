@@ -171,8 +171,9 @@ def fit():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f"{RUNS}for fold in range(5): fit()\n", "let each turn be a job"),
-        (f"{RUNS}for cut in folds: fit()\n", "let each turn be a job"),
+        (f"{RUNS}for fold in range(5): fit()\n", "give the states of each turn a `na"),
+        (f"{RUNS}for cut in folds: fit()\n", "remaining_epochs_until((turn + 1) * 9)"),
+        (f"{RUNS}for cut in folds: fit()\n", "net, opt)`, with a name= for each turn"),
         (f"{EPOCHS}{EPOCHS}", "count on from one another"),
         (
             (
@@ -192,6 +193,13 @@ def test_loops_with_calls_in_them(text: str, message: str) -> None:
     assert message in said(HEAD + text)
 
 
+def test_a_value_that_each_fold_keeps_is_found() -> None:
+    runs = RUNS.replace("    for epoch", "    best = 9.0\n    for epoch")
+    best = "        best = min(best, loss())\n        if best < 0.1: break\n"
+    found = lint_text(f"{HEAD}{runs}{best}for fold in folds: fit()\n").findings
+    assert [each.line for each in found if each.code == "ER301"] == [12]
+
+
 INNER = "for i in range(5): net(x).sum().backward()"
 
 
@@ -202,6 +210,10 @@ INNER = "for i in range(5): net(x).sum().backward()"
         f"def attack(x):\n    {INNER}\nfor x in loader: attack(x)\n",
         "def fit(): f().backward()\nfor epoch in range(9): print(epoch)\n",
         "for i in range(num_batches): net(x)\n",
+        (
+            "for task in tasks:\n    fast = copy.deepcopy(net)\n"
+            f"    opt = SGD(fast.parameters())\n    {INNER}\n"
+        ),
         (
             "class Meter:\n    def fit(self): pass\nmeter = Meter()\n"
             f"def fit():\n{FIT}for i in range(9): meter.fit()\n"
@@ -260,6 +272,9 @@ def test_a_loader_is_told_what_else_is_to_change(line: str, message: str) -> Non
             "net, opt",
         ),
         (f"u = {SGD}\nv = {SGD}", "net, [u, v]"),
+        (f"opt, other = {SGD}, 1", "net, opt"),
+        ("opt = SGD([*net.body.parameters(), *net.head.parameters()])", "net, opt"),
+        ("opt = SGD(net.head.parameters())", "net, opt"),
         (f"opt = {SGD}\nif x:\n    opt.load_state_dict(torch.load('a'))", "net, opt"),
     ],
 )
@@ -282,6 +297,8 @@ def test_a_model_is_wrapped_behind_what_trains_it(made: str, given: str) -> None
         ("groups = parameters_of(net, lr.parameters())\nopt = SGD(groups)", "(model, "),
         ("opt = SGD([*a.parameters(), *b.parameters()])", "(model, opt)"),
         (f"opt = ScheduledOptim({SGD}, 2.0)", "(model, optimizer)"),
+        ("opt = SGD(agent.actor.parameters())", "(model, opt)"),
+        ("opt = SGD([*net.body.parameters(), *a.b.parameters()])", "(model, opt)"),
     ],
 )
 def test_a_model_that_is_not_seen_is_asked_for(made: str, new: str) -> None:
@@ -292,6 +309,13 @@ def test_a_model_that_is_not_seen_is_asked_for(made: str, new: str) -> None:
     assert text.count("AdaptiveDataParallel") == 1
 
 
+def test_an_optimizer_that_is_to_be_wrapped_is_not_found_twice() -> None:
+    both = "[*net.parameters(), *other.parameters()]"
+    text = HEAD.replace("net.parameters()", both)
+    found = lint_text(f"{text}{EPOCHS}").findings
+    assert [e.code for e in found if e.line == 4] == ["ER003"]
+
+
 def test_several_models_have_names() -> None:
     made = "a, b = Net(), Net()\nu = Adam(a.parameters())\nv = Adam(b.parameters())\n"
     text = said(f"import torch\n{made}{EPOCHS}")
@@ -300,14 +324,20 @@ def test_several_models_have_names() -> None:
         assert f"`{model} = elasticrun.{wrapped}`" in text
 
 
-@pytest.mark.parametrize("kept", ["self.net = model", "self.net = self.model = None"])
+@pytest.mark.parametrize(
+    "kept",
+    [
+        *("self.net = model", "self.cfg, self.net = 1, model"),
+        *("self.net: Net = model", "self.net = self.model = None"),
+    ],
+)
 def test_a_model_is_wrapped_under_the_name_that_an_object_keeps(kept: str) -> None:
     text = said(
         "import torch\nclass Trainer:\n    def __init__(self, model):\n"
         f"        {kept}\n        self.opt = SGD(model.parameters())\n"
         f"    def run(self):\n        {EPOCHS.replace(FIT, '        ' + FIT)}"
     )
-    name = "self.net" if kept.endswith("model") else "model"
+    name = "model" if kept.endswith("None") else "self.net"
     new = f"`{name} = elasticrun.AdaptiveDataParallel({name}, self.opt)`"
     assert f"5 `{name}` is in no checkpoint" in text
     assert new in text

@@ -102,3 +102,27 @@ for epoch in remaining_epochs_until(9):
 """
     (finding,) = lint_text(HEAD + text).findings
     assert (finding.code, finding.help) == ("ER306", "give it to register(scaler=...)")
+
+
+def test_a_model_of_several_parts_is_found_once_and_whole() -> None:
+    text = """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+other = Net()
+sgd = torch.optim.SGD([*other.body.parameters(), *other.head.parameters()], lr=0.1)
+for epoch in remaining_epochs_until(9):
+    for x, y in train:
+        F.cross_entropy(other(x), y).backward()
+        sgd.step()
+"""
+    found = lint_text(HEAD + text).findings
+    first = HEAD.count("\n")
+    assert [(e.code, e.line - first) for e in found] == [("ER306", 5), ("ER306", 6)]
+    whole = text.replace("for epoch", "p = AdaptiveDataParallel(other, sgd)\nfor epoch")
+    parts = text.replace(
+        "for epoch", "register(b=other.body, h=other.head, s=sgd)\nfor epoch"
+    )
+    assert lint_text(HEAD + whole).findings == []
+    assert lint_text(HEAD + parts).findings == []

@@ -78,6 +78,7 @@ def test_each_file_is_told_what_it_needs(project: Path, paths: list[str]) -> Non
 
 def test_files_that_were_not_asked_for_are_told_of_loaders(project: Path) -> None:
     assert found_in(["trainer.py", "run.py"]) == NEEDED
+    assert {e for e in NEEDED if e[2] == "ER003"} <= found_in(["run.py"])
     (project / "train.py").write_text(TRAINER + RUN.replace("from trainer", "# from"))
     assert ("data.py", 4, "ER003") in found_in(["train.py"])
 
@@ -91,10 +92,58 @@ def test_a_script_may_import_several_files_that_train(project: Path) -> None:
     assert {("more.py", 3, "ER003"), ("trainer.py", 8, "ER003")} <= found_in(["."])
 
 
+def test_what_is_installed_is_not_converted(project: Path) -> None:
+    (project / "site-packages").mkdir()
+    (project / "trainer.py").rename(project / "site-packages" / "trainer.py")
+    (project / "site-packages" / "run.py").write_text(RUN)
+    assert not found_in(["site-packages/run.py"])
+
+
 def test_what_many_files_import_has_no_script(project: Path) -> None:
     for number in range(9):
         (project / f"run{number}.py").write_text(RUN)
     assert not any(path.startswith("run") for path, *_ in found_in(["."]))
+
+
+SCRIPT = """\
+import torch
+from lib import Trainer, loaders
+
+def main():
+    torch.manual_seed(0)
+    Trainer(torch.nn.Linear(1, 1)).fit(*loaders(8))
+
+main()
+"""
+
+
+@pytest.mark.parametrize("paths", [["train.py"], ["train.py", "lib"], ["."]])
+@pytest.mark.parametrize("is_package", [False, True])
+def test_a_script_may_train_and_make_all_in_files_that_it_imports(
+    project: Path, paths: list[str], is_package: bool
+) -> None:
+    (project / "run.py").unlink()
+    lib = project / "lib"
+    lib.mkdir()
+    for name in "data.py", "trainer.py":
+        (project / name).rename(lib / name)
+    made = "self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
+    (lib / "trainer.py").write_text(
+        TRAINER.replace("SimCLR", "Trainer")
+        .replace("model, optimizer):", "model):")
+        .replace("= model, optimizer, 0.0", f"= model, None, 0.0; {made}")
+    )
+    text = SCRIPT
+    if is_package:
+        exports = "from .data import loaders\nfrom .trainer import Trainer\n"
+        (lib / "__init__.py").write_text(exports)
+    else:
+        imports = "from lib.trainer import Trainer\nfrom lib.data import loaders"
+        text = SCRIPT.replace("from lib import Trainer, loaders", imports)
+    (project / "train.py").write_text(text)
+    found = {each for each in found_in(paths) if each[2] == "ER003"}
+    needed = {("data.py", 4), ("trainer.py", 5), ("trainer.py", 8)}
+    assert found == {(f"lib/{name}", line, "ER003") for name, line in needed}
 
 
 @pytest.mark.parametrize("name", ["data.py", "run.py"])

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from elasticrun.lint.finding import Finding, Rule, place_of
 from elasticrun.lint.naming import last_name, made_by, named
 from elasticrun.lint.project import Module
-from elasticrun.lint.script import Loop, Script
+from elasticrun.lint.script import Loop, Script, assignments
 
 ER003 = Rule(
     "ER003 W a training that is not elastic yet",
@@ -45,12 +45,13 @@ def edits_of(tree: ast.Module) -> list[Edit]:
     Empty if no loop trains in it, or if there is nothing to change.
     """
     script = Script(tree)
-    outermost = _outermost_loops(script)
-    if not outermost:
+    trains = _training_loops(script)
+    if not trains:
         return []
-    in_loops = set().union(*outermost.values())
+    in_loops, folds = set().union(*trains.values()), _folds(script, trains)
     edits = [
-        *_loops(script, outermost),
+        *_turns(folds),
+        *_loops(script, trains, folds),
         *_loaders(script, in_loops),
         *wrappings(script, in_loops),
     ]
@@ -91,8 +92,8 @@ def _with_import(tree: ast.Module, edits: list[Edit]) -> list[Edit]:
 # Loops over epochs and steps.
 
 
-def _outermost_loops(script: Script) -> dict[Loop, set[ast.AST]]:
-    """Return the loops that train and run in no other such one, with all that runs.
+def _training_loops(script: Script) -> dict[Loop, set[ast.AST]]:
+    """Return the loops that train, with all that runs in them.
 
     If the file has no backward pass, those are meant whose names speak of epochs.
     """
@@ -105,26 +106,55 @@ def _outermost_loops(script: Script) -> dict[Loop, set[ast.AST]]:
             inside = script.reached(node.body)
             if not has_backward_pass or any(map(_is_backward_pass, inside)):
                 trains[node] = inside
-    inner = {node for each in trains for node in trains[each] - {each}}
-    return {each: inside for each, inside in trains.items() if each not in inner}
+    return trains
 
 
-def _loops(script: Script, outermost: dict[Loop, set[ast.AST]]) -> Iterator[Edit]:
-    """Yield what becomes of the loops that count; of others, if no loop counts."""
-    others: list[Edit] = []
-    counting: dict[str, list[Edit]] = {"epochs": [], "steps": []}
-    for loop, inside in outermost.items():
-        if _is_over_batches(loop):
-            continue  # The loader itself goes on where it was.
-        what = _what_counts(script, loop, inside)
-        if any(is_optimizer(script, each) for each in inside):
+def _folds(
+    script: Script, trains: dict[Loop, set[ast.AST]]
+) -> dict[Loop, set[ast.AST]]:
+    """Return the loops each of whose turns makes an optimizer, and so trains."""
+    return {
+        loop: inside
+        for loop, inside in trains.items()
+        if any(is_optimizer(script, each) for each in inside)
+    }
+
+
+def _turns(folds: dict[Loop, set[ast.AST]]) -> Iterator[Edit]:
+    """Yield what becomes of the outermost loops over folds."""
+    inner = {node for each in folds for node in folds[each] - {each}}
+    for loop in folds:
+        if loop not in inner and not _is_over_batches(loop):
             yield Edit(
                 _head(loop),
-                "each turn of this loop trains a model of its own, and a job has one "
-                "training",
-                "let each turn be a job, or make model and optimizer before the loop",
+                "each turn of this loop trains a model of its own, and a restart would "
+                "begin with the first",
+                "give the states of each turn a `name=`, and let its epochs count on "
+                "from those before; or make model and optimizer before the loop",
             )
-        elif edit := _counted(loop, what):
+
+
+def _loops(
+    script: Script,
+    trains: dict[Loop, set[ast.AST]],
+    folds: dict[Loop, set[ast.AST]],
+) -> Iterator[Edit]:
+    """Yield what becomes of the loops that count; of others, if no loop counts.
+
+    Of those that run in no other one, but for folds.
+    """
+    others: list[Edit] = []
+    counting: dict[str, list[Edit]] = {"epochs": [], "steps": []}
+    in_folds = set().union(*folds.values())
+    once = {loop: inside for loop, inside in trains.items() if loop not in folds}
+    inner = {node for each in once for node in once[each] - {each}}
+    for loop, inside in once.items():
+        if loop in inner or _is_over_batches(loop):
+            continue  # The loader itself goes on where it was.
+        what, is_of_fold = _what_counts(script, loop, inside), loop in in_folds
+        if is_of_fold and what == "steps":
+            continue  # It may as well adapt a copy of what is trained around it.
+        if edit := _counted(loop, what, is_of_fold):
             if not any(map(_is_backward_pass, inside)):
                 edit = edit._replace(help=f"if this trains, {edit.help}")
             counting[what].append(edit)
@@ -166,34 +196,35 @@ def _says_epochs(loop: Loop) -> bool:
     return "epoch" in (ast.unparse(loop.target) + ast.unparse(loop.iter)).lower()
 
 
-def _counted(loop: Loop, what: str) -> Edit | None:
+def _counted(loop: Loop, what: str, is_of_fold: bool) -> Edit | None:
     """Return what becomes of a loop over `range(...)`, or `while i < n` that counts."""
     why = f"a restart would begin with the first of these {what} again"
     match loop, _head(loop):
         case ast.For(), ast.Call(ast.Name("range"), [ast.Starred()], []):
             pass
         case ast.For(), ast.Call(ast.Name("range"), [end], []):
-            new, kept = _until(what, ast.Constant(0), end)
+            new, kept = _until(what, ast.Constant(0), end, is_of_fold)
             return Edit(_head(loop), why, f"write `{new}`{kept}", new)
         case ast.For(), ast.Call(ast.Name("range"), [start, end], []):
-            new, kept = _until(what, start, end)
+            new, kept = _until(what, start, end, is_of_fold)
             return Edit(_head(loop), why, f"write `{new}`{kept}", new)
         case ast.While(), ast.Compare(counter, [ast.Lt()], [end]):
             name = ast.unparse(counter)
             if f"{name} += 1" in map(ast.unparse, loop.body):
-                new, kept = _until(what, counter, end)
+                new, kept = _until(what, counter, end, is_of_fold)
                 head = f"for {name} in {new}"
                 return Edit(loop, why, f"write `{head}`{kept}", f"{head}: pass")
     return None
 
 
-def _until(what: str, start: ast.expr, end: ast.expr) -> tuple[str, str]:
-    """Return what counts from one number to another, and how the first one is kept."""
-    name, kept = ast.unparse(start), ""
-    new = f"elasticrun.remaining_{what}_until"
-    if name == "0":
-        return f"{new}({ast.unparse(end)})", kept
+def _until(
+    what: str, start: ast.expr, end: ast.expr, is_of_fold: bool
+) -> tuple[str, str]:
+    """Return what counts from one number to another, and what else is to write."""
+    name, also = ast.unparse(start), ""
     match start, end:
+        case ast.Constant(0), _:
+            number = end
         case ast.Constant(1), ast.BinOp(number, ast.Add(), ast.Constant(1)):
             pass
         case ast.Constant(int(first)), ast.Constant(int(last)):
@@ -202,8 +233,13 @@ def _until(what: str, start: ast.expr, end: ast.expr) -> tuple[str, str]:
             number = ast.BinOp(end, ast.Sub(), start)
     if not isinstance(start, ast.Constant):
         # Whatever a script finds at a restart, the loop began with the first one.
-        kept = f" behind `{name} = elasticrun.Variables(value={name}).value`"
-    return f"{new}({ast.unparse(number)}, start={name})", kept
+        also = f" behind `{name} = elasticrun.Variables(value={name}).value`"
+    if is_of_fold:
+        turns = ast.BinOp(ast.Name("turn"), ast.Add(), ast.Constant(1))
+        number = ast.BinOp(turns, ast.Mult(), number)
+        also += ", where `turn` counts the trainings before this one"
+    given = ast.unparse(number) + (f", start={name}" if name != "0" else "")
+    return f"elasticrun.remaining_{what}_until({given})", also
 
 
 def _is_over_batches(node: ast.AST) -> bool:
@@ -279,7 +315,8 @@ def wrappings(script: Script, in_loops: set[ast.AST]) -> Iterator[Edit]:
         names = {model, *(each.name for each in (*trained, *own))}
         last = _last_loading(script, names, last, in_loops)
         why = _WHY.format(f"`{model}`")
-        yield Edit(last, why, f"add behind it: `{new}`", new, "behind")
+        also = ", with a name= for each turn" if last in in_loops else ""
+        yield Edit(last, why, f"add behind it: `{new}`{also}", new, "behind")
 
 
 def is_optimizer(script: Script, node: ast.AST) -> bool:
@@ -298,6 +335,12 @@ def _model_of(script: Script, call: ast.Call) -> str:
     """Return what an optimizer is given parameters of, if that is one with a name."""
     given = call.args[:1] or [e.value for e in call.keywords if e.arg == "params"]
     owners = _owners(given) or _owners(_behind_names(script, given))
+    if not all(re.fullmatch(_NAME, each) for each in owners):
+        # Of `net.body` and `net.head` the model is `net`, if that is called as one.
+        calls = (each for each in script.nodes if isinstance(each, ast.Call))
+        owners = {each.rpartition(".")[0] for each in owners}
+        if not owners <= {ast.unparse(each.func) for each in calls}:
+            return ""
     owner = owners.pop() if len(owners) == 1 else ""
     return owner if re.fullmatch(_NAME, owner) else ""
 
@@ -338,13 +381,9 @@ def _scheduled(script: Script, call: ast.Call) -> str:
 
 def _made(script: Script, call: ast.Call, of: str) -> _Made:
     statement = next(e for e in script.above(call) if isinstance(e, ast.stmt))
-    name = ""
-    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-        name = ast.unparse(statement.targets[0])
-    elif isinstance(statement, ast.AnnAssign):
-        name = ast.unparse(statement.target)
-    is_plain = getattr(statement, "value", None) is call and re.fullmatch(_NAME, name)
-    return _Made(call, name if is_plain else "", of, statement)
+    names = [ast.unparse(to) for to, value in assignments(statement) if value is call]
+    is_plain = len(names) == 1 and re.fullmatch(_NAME, names[0])
+    return _Made(call, names[0] if is_plain else "", of, statement)
 
 
 def _wrapped(
@@ -385,9 +424,8 @@ def _kept_as(script: Script, call: ast.Call, model: str) -> str:
     kept = [
         ast.unparse(target)
         for each in script.around(call)
-        if isinstance(each, ast.Assign) and ast.unparse(each.value) == model
-        for target in each.targets
-        if isinstance(target, ast.Attribute)
+        for target, value in assignments(each)
+        if isinstance(target, ast.Attribute) and ast.unparse(value) == model
     ]
     return kept[0] if len(kept) == 1 else model
 

@@ -156,7 +156,7 @@ def _trackers(program: Program) -> Iterator[Finding]:
         is_alone = _rank_guard(event.step) is not None or "rank" in written(event.at)
         is_reported = missing_keys(event) or "adaptdl" in event.step.module.text
         if program.zone(event.step) and not is_alone and not is_reported:
-            message = f"every replica makes a {event.name.rpartition('.')[2]} here"
+            message = f"every replica calls {event.name} here"
             yield program.finding(ER403, event, message)
 
 

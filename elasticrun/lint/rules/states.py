@@ -66,10 +66,20 @@ def _unregistered_models(
 ) -> Iterator[Finding]:
     """Yield models that are trained, and that no state has."""
     reported: set[int] = set()
+    wholes = {
+        part.uid: whole
+        for whole in program.walk.objects
+        if whole.is_model and whole.made_at >= 0
+        for part in whole.attrs.values()
+    }
     for model, by, event in _trained_models(program, stepped):
-        if model.uid in covered or model.uid in reported or is_saved(model):
+        if model.uid in covered or is_saved(model):
             continue
         if not _is_known(model, by) or model.node is None or model.made_at < 0:
+            continue
+        if model.name != _PARAMETER:
+            model = wholes.get(model.uid, model)
+        if model.uid in reported:
             continue
         what = "parameter" if model.name == _PARAMETER else "model"
         message = (
