@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import replace
+from keyword import iskeyword
 
 from elasticrun.lint import naming
 from elasticrun.lint.naming import LOOKING, written
@@ -276,6 +277,8 @@ def make_record(walk: Walk, it: Called) -> Value | None:
     names = [part.constant for part in it.args[1].parts]
     if isinstance(it.args[1].constant, str):
         names = it.args[1].constant.replace(",", " ").split()
+    if not all(f"{each}".isidentifier() and not iskeyword(f"{each}") for each in names):
+        return None  # With rename=True they have other names.
     fields = (f"    {each}: object" for each in names)
     [node] = ast.parse("\n".join(["class Record:", *fields, "    pass"])).body
     assert isinstance(node, ast.ClassDef)
