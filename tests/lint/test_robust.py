@@ -87,11 +87,11 @@ def test_any_order_of_lines_is_no_trouble(lines: list[tuple[int, str]]) -> None:
         "import elasticrun\n\0",
         "import elasticrun\na = [1]\nfor b in a:\n    a.append(b)\n",
         "import elasticrun\nyield 1\nreturn 2\nbreak\n",
-        "import elasticrun\nfrom collections import namedtuple\n"
-        'namedtuple("Batch", "x class", rename=True)\n',
-        "import elasticrun\nfrom collections import namedtuple\n"
-        'namedtuple("Batch", [name for name in names])\n'
-        'namedtuple("Batch", ["x", name])\n',
+        """import elasticrun
+from collections import namedtuple
+namedtuple("Batch", "x class", rename=True)
+namedtuple("Batch", ["x", name])
+""",
     ],
 )
 def test_odd_sources_are_no_trouble(text: str) -> None:
