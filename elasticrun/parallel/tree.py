@@ -246,9 +246,11 @@ class TreeReduction:
         self._kinds = kinds
         trained = [number for number, kind in enumerate(kinds) if kind][::-1]
         parameters = [self._parameters[number] for number in trained]
-        places, _ = dist._compute_bucket_assignment_by_size(
-            parameters, self._bucket_bytes
-        )
+        places: list[list[int]] = []
+        if parameters:  # Else torch aborts.
+            places, _ = dist._compute_bucket_assignment_by_size(
+                parameters, self._bucket_bytes
+            )
         self._buckets = [
             _Bucket(
                 [trained[place] for place in of_one],

@@ -168,3 +168,22 @@ def test_towers_come_to_what_they_come_to_without_virtual_replicas() -> None:
     (alone,) = run_generation(train_towers, 1, 4, timeout=TIMEOUT)
     assert alone == pytest.approx(plain, abs=1e-5)
     assert run_generation(train_towers, 2, 4, timeout=TIMEOUT) == [alone] * 2
+
+
+def look_at_inputs() -> list[float]:
+    """Return gradients of inputs alone, as for saliency maps."""
+    torch.set_num_threads(1)
+    elasticrun.init(virtual_replicas=2)
+    net = nn.Linear(4, 1)
+    model = AdaptiveDataParallel(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    net.requires_grad_(False)
+    sums = []
+    for x in AdaptiveDataLoader(torch.ones(8, 4), 8):
+        model(x.requires_grad_()).sum().backward()
+        sums.append(float(x.grad.sum()))
+    return sums
+
+
+def test_a_model_whose_parameters_are_all_frozen_has_gradients_of_inputs() -> None:
+    one, other = run_generation(look_at_inputs, 2, timeout=TIMEOUT)
+    assert one == other != []

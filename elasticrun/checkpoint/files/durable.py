@@ -229,6 +229,11 @@ class ChecksumWriter(ErrorKeepingWriter):
 
         with memoryview(data) as view:
             size = view.nbytes
+            if not view.c_contiguous:  # As a file says of them.
+                raise BufferError(
+                    f"{size} bytes to be written are not contiguous; copy them first "
+                    "(numpy.ascontiguousarray)"
+                )
         thread = None
         if size >= WORTH_CHECKSUM_THREAD:
             thread = threading.Thread(target=compute, name="elasticrun-checksum")

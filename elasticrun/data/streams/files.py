@@ -349,43 +349,59 @@ class TokenFiles(Streams):
     def scan(self, stream: int) -> Scan:
         name = self.names[stream]
         with open_file(name) as file:
-            dtype, begin = self._type_and_begin(name, file)
+            dtype, begin, number = self._header(name, file)
             size = file.seek(0, os.SEEK_END) - begin
-        count = max(size // dtype.itemsize - 1, 0) // self._length
+        if number is None and size % dtype.itemsize:
+            raise ElasticRunError(
+                f"{name} has {size} bytes, which are no whole number of tokens of type "
+                f"{dtype}. Give the dtype that it was written with, or copy it anew if "
+                "it is torn."
+            )
+        num_tokens = size // dtype.itemsize if number is None else number
+        if num_tokens * dtype.itemsize > size:
+            raise ElasticRunError(
+                f"{name} has {size} bytes of tokens, and its header says that there "
+                f"are {num_tokens} of {dtype}, so it is torn. Copy the file anew."
+            )
+        count = max(num_tokens - 1, 0) // self._length
         return Scan(count, begins=begins_of(name, count, size))
 
     def open(self, stream: int, first: int) -> Iterator[Tensor]:
         with open_file(self.names[stream]) as file:
-            dtype, begin = self._type_and_begin(self.names[stream], file)
+            dtype, begin, number = self._header(self.names[stream], file)
             size = self._length * dtype.itemsize
             file.seek(begin + first * size)
             sequence = file.read(dtype.itemsize)
-            while len(read := file.read(size)) == size:
+            for at in itertools.count((first + 1) * self._length, self._length):
+                if number is not None and at >= number:
+                    return  # What follows in the file is no part of the array.
+                if len(read := file.read(size)) < size:
+                    return
                 sequence += read
                 tokens = np.frombuffer(sequence, dtype).astype(np.int64)
                 yield torch.from_numpy(tokens)
                 sequence = read[-dtype.itemsize :]
 
-    def _type_and_begin(self, name: str, file: IO[bytes]) -> tuple[Any, int]:
-        """Return the type of a file's tokens, and the offset of the first one."""
+    def _header(self, name: str, file: IO[bytes]) -> tuple[Any, int, int | None]:
+        """Return the type of the tokens, the offset of the first one, and how many.
+
+        None where there is no header, and they are all that the file has.
+        """
         if file.read(len(_NPY)) != _NPY:
-            return self._dtype, 0
+            return self._dtype, 0, None
         file.seek(0)
-        np.lib.format.read_magic(file)
-        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        headers = np.lib.format
+        is_first = headers.read_magic(file) == (1, 0)  # Later ones are alike.
+        read = (
+            headers.read_array_header_1_0 if is_first else headers.read_array_header_2_0
+        )
+        shape, _, dtype = read(file)
         if len(shape) != 1 or dtype.kind not in "iu":
             raise ElasticRunError(
                 f"{name} has an array of shape {shape} and type {dtype}, not a row of "
                 "tokens. Save one dimension of whole numbers."
             )
-        begin = file.tell()
-        size = file.seek(0, os.SEEK_END) - begin
-        if size < shape[0] * dtype.itemsize:
-            raise ElasticRunError(
-                f"{name} has {size} bytes of tokens, and its header says that there "
-                f"are {shape[0]} of {dtype}, so it is torn. Copy the file anew."
-            )
-        return dtype, begin
+        return dtype, file.tell(), shape[0]
 
 
 class ResidentShards(Streams):

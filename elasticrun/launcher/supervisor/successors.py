@@ -332,11 +332,14 @@ class Successors:
         self._timer = self._loop.call_later(limit, lambda: self._on_too_slow(limit))
         self._begun_at = time.monotonic()
         self._preparing = set(range(self._num_requested))
+        # Among nodes their generation may begin while they still import: too late for
+        # others, if what they find does not suit.
+        imports_ahead = self._imports_ahead and self._options.nodes is None
         orders = orders_ahead(
             self._options,
             self._replicas,
             [member.imports for member in beside.members]
-            if self._imports_ahead or not self._runs_ahead
+            if imports_ahead or not self._runs_ahead
             else [NO_IMPORTS],
             runs_ahead=self._runs_ahead,
         )

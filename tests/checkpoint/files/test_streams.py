@@ -6,6 +6,7 @@ import errno
 import threading
 import zlib
 
+import numpy as np
 import pytest
 import torch
 
@@ -42,6 +43,14 @@ def test_a_full_disk_is_told_as_such_whatever_torch_makes_of_it(
     }  # Else torch has changed for the better.
     with pytest.raises(LookupError):
         write_through(ChecksumWriter(take), lambda out: {}["a mistake"])
+
+
+@pytest.mark.parametrize("length", [8, 1 << 20])
+def test_bytes_that_are_not_contiguous_are_refused(length: int) -> None:
+    writer = ChecksumWriter(bytearray().extend)
+    with pytest.raises(BufferError, match="contiguous"):
+        writer.write(np.zeros((length, 2))[:, 0])
+    assert writer.size == 0
 
 
 @pytest.mark.parametrize("has_threads", [True, False])

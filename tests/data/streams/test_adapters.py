@@ -203,6 +203,25 @@ def test_tokens_that_numpy_has_saved_have_a_type_and_no_header(
         len(TokenFiles(f"{where}{tmp_path}/a.npy", 4))
 
 
+@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
+def test_what_follows_an_array_is_no_token(
+    tmp_path: Path, version: tuple[int, int]
+) -> None:
+    tokens = np.arange(9, dtype=np.int32)
+    with open(tmp_path / "a.npy", "wb") as file:
+        np.lib.format.write_array(file, tokens, version=version)
+        np.save(file, tokens)
+    files = TokenFiles(tmp_path / "a.npy", 4)
+    assert [scan.length for scan in files.scans] == [2]
+    assert [each.tolist() for each in files.open(0, 1)] == [[4, 5, 6, 7, 8]]
+
+
+def test_a_part_of_a_token_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(np.arange(9, dtype=np.int32).tobytes()[:-1])
+    with pytest.raises(ElasticRunError, match="35 bytes, which are no whole number"):
+        len(TokenFiles(tmp_path / "a.bin", 4, dtype=np.int32))
+
+
 def test_braces_stand_for_several_files(tmp_path: Path) -> None:
     names = [f"{number:02}.{kind}" for number in (8, 9, 10) for kind in "ab"]
     for name in [*names, "8.a", "{1,2}"]:
