@@ -18,8 +18,9 @@ _OTHERS_FAULT = re.compile(
 )
 
 _ABORT_HINT = (
-    ": a check in C++ failed, or a collective timed out and NCCL's watchdog ended the "
-    "process; its log says which"
+    ": a check in C++ failed, as gloo's does where replicas differ in their backward "
+    "passes or collectives, or NCCL's watchdog ended the process after a timeout; its "
+    "log says which"
 )
 
 # What torch says where a program asks for a GPU that is not there.

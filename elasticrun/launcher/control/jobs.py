@@ -192,7 +192,7 @@ class JobConnection:
         readable, _, _ = select.select([self._channel], [], [], _ANSWER_SECONDS)
         if not readable:
             raise SilentJobError(self.pid)
-        return self._take("the launcher hung up")
+        return self._take("the job ended before its launcher answered")
 
     def _take(self, or_else: str) -> Message:
         try:
