@@ -36,7 +36,7 @@ from elasticrun.checkpoint.storage.lock import (
 )
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.checkpoint.storage.remote import storage_at
-from elasticrun.errors import CheckpointError
+from elasticrun.errors import CheckpointError, text_of
 from elasticrun.launcher.options import OptionError, Program
 
 _FINISHED = "finished.json"
@@ -166,15 +166,20 @@ def force_newest(directory: Path, say: Callable[[str], object]) -> None:
     """Force the newest checkpoint to the disk if it was left to replicas to come.
 
     Args:
-        say: Told before, for that may take long. Whoever is killed meanwhile leaves it
-            to the next start.
+        say: Told before, for that may take long, and if it fails. Whoever is killed
+            meanwhile leaves it to the next start.
     """
     storage, newest = storage_at(directory), newest_checkpoint(directory)
     name = checkpoint_name(newest)
-    with contextlib.suppress(OSError, CheckpointError):  # The next start finds out.
+    try:
         if newest and storage.is_unforced(name):
             say(f"forcing checkpoint {newest} to the disk")
             storage.force(name, read_checkpoint(storage, newest).names())
+    except (OSError, CheckpointError) as error:
+        say(
+            f"checkpoint {newest} may not survive a power cut, since it could not be "
+            f"forced to the disk: {text_of(error)}. The next start tries again"
+        )
 
 
 def check_reachable(place: Place) -> None:

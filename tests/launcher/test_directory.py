@@ -79,8 +79,10 @@ def test_what_has_become_a_link_is_left_to_the_next_start(tmp_path: Path) -> Non
         model = Path(left.path) / "model"
         model.rename(tmp_path / "model")
         model.symlink_to(tmp_path / "model")
-        directory.force_newest(tmp_path, print)
+        said: list[str] = []
+        directory.force_newest(tmp_path, said.append)
         assert store.is_unforced(left)
+        assert "checkpoint 1 may not survive a power cut" in said[-1]
 
 
 def test_a_directory_in_use_is_not_moved(tmp_path: Path) -> None:
