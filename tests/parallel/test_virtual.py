@@ -164,6 +164,27 @@ def test_one_process_trains_as_a_plain_loop_over_the_shares(
         assert torch.equal(value, expected[name]), name
 
 
+def test_a_model_may_get_another_type_between_loops(tmp_path: Path) -> None:
+    def train() -> Tensor:
+        net = nn.Linear(5, 1)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        model = AdaptiveDataParallel(net, optimizer)
+        for dtype in (torch.float32, torch.float64):
+            model.to(dtype)
+            for each in net.parameters():
+                nn.init.constant_(each, 0.1)
+            for x, _ in AdaptiveDataLoader(samples(), 8, drop_last=True):
+                optimizer.zero_grad()
+                model(x.to(dtype)).square().mean().backward()
+                optimizer.step()
+        return net.weight.detach()
+
+    with generation(tmp_path / "plain"):
+        expected = train()
+    with generation(tmp_path / "shared", virtual_replicas=NUM_SHARES):
+        assert torch.allclose(train(), expected, rtol=1e-12, atol=0.0)
+
+
 def test_gradients_of_the_batch_before_wait_for_a_step_without_others(
     shared: Job,
 ) -> None:

@@ -340,8 +340,7 @@ class _Walk:
         self.tensors, self._left, self.has_unknown = tensors, left, False
 
     def may_enter(self, num_values: int) -> bool:
-        self._left -= num_values
-        return num_values <= _MOST_PLAIN and self._left >= 0
+        return num_values <= _MOST_PLAIN and self.may_copy(num_values)
 
     def may_copy(self, num: int) -> bool:
         self._left -= num

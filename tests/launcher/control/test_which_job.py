@@ -26,6 +26,14 @@ sys.exit(main())
 """
 
 
+@pytest.fixture
+def script(stage: Stage) -> Path:
+    """Return a program that runs until it is stopped."""
+    path = stage.root / "script.py"
+    path.write_text("import time; time.sleep(1000)")
+    return path
+
+
 def from_elsewhere(
     stage: Stage, folder: Path, *words: object, command: Sequence[str] = ELASTICRUN
 ) -> subprocess.CompletedProcess[str]:
@@ -42,10 +50,8 @@ def from_elsewhere(
 
 @pytest.mark.slow
 def test_a_job_of_another_directory_must_be_named(
-    stage: Stage, tmp_path_factory: pytest.TempPathFactory
+    stage: Stage, script: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    script = stage.root / "script.py"
-    script.write_text("import time; time.sleep(1000)")
     folder = tmp_path_factory.mktemp("elsewhere")
     with running(stage, "--replicas", 1, *WITHOUT_TORCH, script=script) as job:
         job.wait_until_said("started")
@@ -67,10 +73,8 @@ def test_a_job_of_another_directory_must_be_named(
 
 @pytest.mark.slow
 def test_a_status_is_that_of_this_directory_or_else_of_all(
-    stage: Stage, tmp_path_factory: pytest.TempPathFactory
+    stage: Stage, script: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    script = stage.root / "script.py"
-    script.write_text("import time; time.sleep(1000)")
     options = ["--replicas", 1, *WITHOUT_TORCH, "--checkpoint-dir"]
     first, second = stage.root / "a", stage.root / "b"
     with (
@@ -91,11 +95,9 @@ def test_a_status_is_that_of_this_directory_or_else_of_all(
 
 @pytest.mark.slow
 def test_a_launcher_that_does_not_answer_is_found_and_stopped_by_a_signal(
-    stage: Stage, tmp_path_factory: pytest.TempPathFactory
+    stage: Stage, script: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Nothing of it runs, so only what it has written and locked tells its names."""
-    script = stage.root / "script.py"
-    script.write_text("import time; time.sleep(1000)")
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     options = ["--replicas", 1, "--name", "digits", *WITHOUT_TORCH]
     with running(stage, *options, script=script) as job:

@@ -293,6 +293,18 @@ def test_where_imports_ahead_do_not_suit_they_are_left_to_the_script(
     assert "failed" not in " ".join(stage.said)
 
 
+def test_among_nodes_successors_import_nothing_ahead(opened: Open) -> None:
+    """Their generation may begin first, when it is too late for others."""
+    stage = opened(nodes=NodeSettings(1, 2, "localhost", 29400))
+    for member in stage.generation.members:
+        member.imports = IMPORTS
+    stage.successors.scale(3, stage.generation)
+    stage.fork()
+    order = stage.ends[0].receive_one()
+    assert order is not None
+    assert order["imports"] == NO_IMPORTS
+
+
 def test_spares_that_only_import_end_in_silence(opened: Open) -> None:
     """And the program may still rehearse."""
     stage = opened()
