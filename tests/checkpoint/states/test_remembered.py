@@ -320,3 +320,10 @@ def test_values_that_contain_themselves_are_no_trouble() -> None:
     values["n"] = 2
     remembered.put_back(values)
     assert values["n"] == 1
+
+
+def test_many_short_lists_are_too_much_for_a_boundary() -> None:
+    few, many = ([{"a": [0] * 60} for _ in range(n)] for n in (100, 600))
+    assert not [*RememberedValues(few, is_short=True).unknown()]
+    assert [*RememberedValues(many, is_short=True).unknown()]
+    assert not [*RememberedValues(many).unknown()]
