@@ -252,6 +252,7 @@ def test_a_node_that_dies_before_it_joins_costs_one_save(
     stays.wait_until_held(1, 1)
     stage.mark("go-1")
     assert ends(stays) == [0]
+    assert stays.events.count("another node has come") == 1
     assert sizes(stage) == {0: 1, 1: 1}
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 

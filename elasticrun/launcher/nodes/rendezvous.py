@@ -98,6 +98,8 @@ class Rendezvous:
         self._attempt = 0
         self._joining: threading.Thread | None = None
         self._joined: Message | None = None
+        self._left_behind = 0  # Nodes that waited while the round began without them.
+        self._counted_from = 0.0
 
     def run(self) -> None:
         """Do what the launcher says, and tell it what is new, until it has enough."""
@@ -291,17 +293,25 @@ class Rendezvous:
                     node=joined["node"],
                     num_nodes=joined["num_nodes"],
                 )
+                # A node that died may be counted until its loss shows: all would save
+                # and exit for it again and again.
+                self._left_behind = self._handler.num_nodes_waiting()
+                self._counted_from = time.monotonic() + SILENT_SECONDS
             self._channel.send(joined)
         if self._round_store is None:
             self._tell("alive")
             return
         silent = self._round_store.beat()
+        num_waiting = self._handler.num_nodes_waiting()
+        if time.monotonic() < self._counted_from:
+            self._left_behind = min(self._left_behind, num_waiting)
+            num_waiting -= self._left_behind
         self._tell(
             "notes",
             attempt=self._attempt,
             notes=self._round_store.read(self._attempt),
             silent=silent,
-            num_waiting=self._handler.num_nodes_waiting(),
+            num_waiting=num_waiting,
         )
 
     @property
