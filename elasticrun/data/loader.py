@@ -207,8 +207,8 @@ class AdaptiveDataLoader(ResumableLoader, DataLoader[Sample]):  # type: ignore[m
         )
         self._lanes: DealtLanes | None = None
         if isinstance(dataset, InLanes):
-            if num_virtual is not None:
-                refuse_virtual("a data set that is read in streams")
+            if num_virtual is not None:  # A share would wait for all lanes of a batch.
+                need_lengths(dataset, "a job with virtual_replicas")
             if len(plan) > 1:  # It counts the samples of epochs before.
                 need_lengths(dataset, "a plan of batch sizes")
             self._lanes = lanes_of(
@@ -218,6 +218,7 @@ class AdaptiveDataLoader(ResumableLoader, DataLoader[Sample]):  # type: ignore[m
                 shuffle=self.shuffle,
                 rank=job.rank,
                 world_size=job.world_size,
+                num_shares=self.shares.num_shares,
             )
 
         # The order of a loop's samples, and its global batches: lists of the user's
@@ -552,7 +553,12 @@ class AdaptiveDataLoader(ResumableLoader, DataLoader[Sample]):  # type: ignore[m
         has_virtual = self.shares.num_virtual is not None
         is_seeded = self.seed_each == "sample" or self._is_ahead or has_virtual
         if self._lanes is not None:
-            return reader_of_lanes(self, is_shuffled=self.shuffle, is_seeded=is_seeded)
+            return reader_of_lanes(
+                self,
+                is_shuffled=self.shuffle,
+                is_seeded=is_seeded,
+                has_virtual=has_virtual,
+            )
         return reader_of(
             self, self.dataset, is_seeded=is_seeded, has_virtual=has_virtual
         )

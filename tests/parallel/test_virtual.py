@@ -272,8 +272,8 @@ def test_kernels_have_the_threads_of_the_first_generation(
 # What is refused.
 
 
-def a_stream() -> None:
-    AdaptiveDataLoader(numbered_streams.Numbers(4), 2)
+def a_stream_of_unknown_length() -> None:
+    AdaptiveDataLoader(numbered_streams.Unknown(4), 2)
 
 
 def a_break_in_an_earlier_share() -> None:
@@ -395,7 +395,7 @@ def sparse_gradients() -> None:
 
 
 REFUSED = {
-    a_stream: (ElasticRunError, "a data set that is read in streams cannot be used"),
+    a_stream_of_unknown_length: (TypeError, "virtual_replicas needs to know how many"),
     a_break_in_an_earlier_share: (LoopOrderError, "left by `break` in share 0"),
     a_nested_loop: (LoopOrderError, "began in the body of another one"),
     an_optimizer_of_a_bare_module: (ElasticRunError, "that no AdaptiveDataParallel"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,10 +18,13 @@ from elasticrun import (
     AdaptiveDataLoader,
     AdaptiveDataParallel,
     CombinedLoader,
+    Endless,
+    Mixed,
+    Streams,
     register,
     remaining_epochs_until,
 )
-from tests.support.same_bits import Noisy, digest, network
+from tests.support.same_bits import Noisy, digest, mixed, network
 
 BATCH = 13
 
@@ -225,6 +229,73 @@ def with_fewer_samples_than_shares() -> Any:
     return digest(net), float(torch.rand(()))
 
 
+class Records(Streams):
+    """Streams of random numbers, all of them as long."""
+
+    block = 4
+
+    def open(self, stream: int, first: int) -> Iterator[Any]:
+        x = torch.randn(9, 8, generator=torch.Generator().manual_seed(stream))
+        yield from zip(x[first:], range(first, 9), strict=True)
+
+
+def jittered(record: Any) -> Any:
+    x, y = record
+    return x + 0.1 * torch.randn(8) + random.random(), y % 3
+
+
+def records(number: int, **options: Any) -> Records:
+    names = [f"part {each}" for each in range(number)]
+    return Records(names, lengths=[9] * number, transform=jittered, **options)
+
+
+def with_streams(*, lanes: int = 6) -> Any:
+    """Read in as many workers as there are other processes."""
+    net = normed()
+    name = f"streams{lanes}"
+    model, optimizer = wrapped(net, name)
+    train = AdaptiveDataLoader(
+        records(7, lanes=lanes),
+        BATCH,
+        shuffle=True,
+        num_workers=elasticrun.world_size() - 1,
+        max_local_batch_size=3,
+        collate_fn=mixed,
+        drop_last=True,
+        name=name,
+    )
+    for x, y in train:
+        if len(x) == 1:  # Too few for BatchNorm.
+            x, y = x.repeat(2, 1), y.repeat(2)
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return digest(net), float(torch.rand(()))
+
+
+def with_fewer_streams_than_shares() -> Any:
+    return with_streams(lanes=3)
+
+
+def with_streams_without_end() -> Any:
+    """Mix streams, whose last shares are short, with samples that have an index."""
+    net = network()
+    model, optimizer = wrapped(net, "endless")
+    sources = {"a": Endless(records(2)), "b": Endless(records(3))}
+    few = AdaptiveDataLoader(
+        Mixed(sources, {"a": 1.0, "b": 2.0}, num_samples=40), 6, name="endless.few"
+    )
+    many = AdaptiveDataLoader(Noisy(), 3, shuffle=True, name="endless.many")
+    both = CombinedLoader([few, many], "max_size_cycle", name="endless.both")
+    for (x, y), (z, _) in both:
+        optimizer.zero_grad()
+        loss = model.weigh(cross_entropy(model(x), y), member=few)
+        other = model(z + torch.randn_like(z)).square().mean()
+        (loss + model.weigh(other, member=many)).backward()
+        optimizer.step()
+    return digest(net)
+
+
 WAYS: tuple[Callable[[], Any], ...] = (
     with_a_scaler,
     with_averaged_weights,
@@ -237,6 +308,9 @@ WAYS: tuple[Callable[[], Any], ...] = (
     with_combined_loaders_that_are_cut,
     with_batches_of_its_own,
     with_fewer_samples_than_shares,
+    with_streams,
+    with_fewer_streams_than_shares,
+    with_streams_without_end,
 )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
@@ -57,14 +58,19 @@ class BatchSplit:
             return 1
         return max(1, -(-largest_share // self.max_local_batch_size))
 
-    def even_share(self, size: int) -> range:
-        """Return this replica's run in a global batch of `size`, from its start."""
-        return partition(range(size), self.rank, num_parts=self.world_size)
-
     @property
     def num_shares(self) -> int:
         """In how many shares a global batch is cut."""
         return self.num_virtual or self.world_size
+
+    @property
+    def owned(self) -> range:
+        """The numbers of this replica's shares."""
+        return partition(range(self.num_shares), self.rank, num_parts=self.world_size)
+
+    def even_share(self, size: int, number: int) -> range:
+        """Return a share's run in a global batch of `size`, from its start."""
+        return partition(range(size), number, num_parts=self.num_shares)
 
     def cut(self, share: Sequence[int], num_micro: int) -> list[Sequence[int]]:
         """Cut this replica's share into its micro-batches.
@@ -152,7 +158,13 @@ def micro_batches_of(
 
 
 def virtual_shares(
-    shares: BatchSplit, size: int, advance: int, num_micro: int, *, keeps_empty: bool
+    shares: BatchSplit,
+    share_of: Callable[[int], Sequence[int]],
+    size: int,
+    advance: int,
+    num_micro: int,
+    *,
+    keeps_empty: bool,
 ) -> list[LocalMicroBatch]:
     """Return those of the virtual replicas that this process trains, one by one.
 
@@ -161,17 +173,17 @@ def virtual_shares(
     layer like BatchNorm may need more than one.
 
     Args:
+        share_of: Returns the places of the share of a number.
         keeps_empty: Whether none is left out: other loaders may have samples in it.
     """
     num_shares = shares.num_shares
 
-    def pieces(share: int) -> list[range]:
-        run = partition(range(size), share, num_parts=num_shares)
-        cut = [partition(run, m, num_parts=num_micro) for m in range(num_micro)]
+    def pieces(share: int) -> list[Sequence[int]]:
+        own = share_of(share)
+        cut = [partition(own, m, num_parts=num_micro) for m in range(num_micro)]
         return [piece for piece in cut if piece or keeps_empty]
 
-    owned = partition(range(num_shares), shares.rank, num_parts=shares.world_size)
-    runs = [(share, piece) for share in owned for piece in pieces(share)]
+    runs = [(share, piece) for share in shares.owned for piece in pieces(share)]
     found = micro_batches_of([run for _, run in runs], size, advance, num_shares)
     if runs:
         numbers = [share for share, _ in runs]
@@ -221,12 +233,13 @@ class EvenShares:
         size = self.batches.size(number)
         advance = self.batches.start(number + 1) - self.batches.start(number)
         num_micro = (self.cuts or self).num_micro(number)
+        share_of = partial(self.shares.even_share, size)
         if self.shares.num_virtual is not None:
             is_member = self.cuts is not None
             return virtual_shares(
-                self.shares, size, advance, num_micro, keeps_empty=is_member
+                self.shares, share_of, size, advance, num_micro, keeps_empty=is_member
             )
-        runs = self.shares.cut(self.shares.even_share(size), num_micro)
+        runs = self.shares.cut(share_of(self.shares.rank), num_micro)
         return micro_batches_of(runs, size, advance, self.shares.world_size)
 
     def num_micro(self, number: int) -> int:
@@ -240,11 +253,11 @@ class EvenShares:
 
 @dataclass(frozen=True)
 class LaneShares:
-    """The samples of a replica's lanes: lane l is that of replica l mod world size.
+    """The samples of a replica's lanes: lane l is that of share l mod their number.
 
     Shares differ by more than one sample. With at least as many lanes as samples in a
-    batch they are nearly even. Where there are fewer lanes than replicas, each replica
-    reads every lane, and has a run of neighbours of each global batch.
+    batch they are nearly even. Where there are fewer lanes than shares, each replica
+    reads every lane, and a share is a run of neighbours of each global batch.
 
     Attributes:
         cuts: As of `EvenShares`.
@@ -259,28 +272,40 @@ class LaneShares:
     def of_batch(self, number: int) -> list[LocalMicroBatch]:
         size = self.batches.size(number)
         lanes = self._lanes_of(number)
-        world_size = self.shares.world_size
-        own: Sequence[int] = self.shares.even_share(size)
-        if not self._are_shared:
-            own = np.flatnonzero(lanes % world_size == self.shares.rank).tolist()
-            lanes //= world_size
+        num_shares, owned = self.shares.num_shares, self.shares.owned
         num_micro = (self.cuts or self).num_micro(number)
-        shares = micro_batches_of(
-            self.shares.cut(own, num_micro),
-            size,
-            size,
-            world_size,
-            padding=() if isinstance(self.lanes, UncountedLanes) else _PADDING,
-        )
+
+        def share_of(share: int) -> Sequence[int]:
+            if self._are_shared:
+                return self.shares.even_share(size, share)
+            places: list[int] = np.flatnonzero(lanes % num_shares == share).tolist()
+            return places
+
+        if self.shares.num_virtual is not None:
+            is_member = self.cuts is not None
+            found = virtual_shares(
+                self.shares, share_of, size, size, num_micro, keeps_empty=is_member
+            )
+        else:
+            found = micro_batches_of(
+                self.shares.cut(share_of(self.shares.rank), num_micro),
+                size,
+                size,
+                num_shares,
+                padding=() if isinstance(self.lanes, UncountedLanes) else _PADDING,
+            )
+        if not self._are_shared:  # Then number this replica's own.
+            rounds, share = np.divmod(lanes, num_shares)
+            lanes = rounds * len(owned) + share - owned.start
         return [
-            share._replace(lanes=lanes[list(share.places)].tolist()) for share in shares
+            share._replace(lanes=lanes[list(share.places)].tolist()) for share in found
         ]
 
     def num_micro(self, number: int) -> int:
-        world_size = self.shares.world_size
+        num_shares = self.shares.num_shares
         if self._are_shared:
-            return self.shares.num_micro(-(-self.batches.size(number) // world_size))
-        owners = self._lanes_of(number) % world_size
+            return self.shares.num_micro(-(-self.batches.size(number) // num_shares))
+        owners = self._lanes_of(number) % num_shares
         return self.shares.num_micro(int(np.bincount(owners).max()))
 
     def num_alike(self, number: int) -> int:
@@ -290,7 +315,7 @@ class LaneShares:
 
     @property
     def _are_shared(self) -> bool:
-        return self.lanes.num_lanes < self.shares.world_size
+        return self.lanes.num_lanes < self.shares.num_shares
 
     def _lanes_of(self, number: int) -> NDArray[np.int64]:
         """Return the lane of each sample of a global batch."""

@@ -625,8 +625,13 @@ def lanes_of(
     shuffle: bool,
     rank: int,
     world_size: int,
+    num_shares: int,
 ) -> DealtLanes:
-    """Return the lanes of a data set in streams, ready to read."""
+    """Return the lanes of a data set in streams, ready to read.
+
+    Args:
+        num_shares: In how many shares a global batch is cut.
+    """
     if sampler is not None or batch_sampler is not None:
         raise ValueError(
             f"{type(dataset).__name__} is read in streams, in their own order: a "
@@ -636,7 +641,7 @@ def lanes_of(
     lanes = dataset.lanes
     if rank == 0:
         _warn_of_uneven(
-            type(dataset).__name__, lanes.order(0 if shuffle else None), world_size
+            type(dataset).__name__, lanes.order(0 if shuffle else None), num_shares
         )
     dataset.prepare(rank, world_size)
     return lanes

@@ -22,6 +22,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from elasticrun.checkpoint.seeding import derive_seed
+from elasticrun.checkpoint.states.generators import (
+    program_generators_kept,
+    seed_generators,
+)
 from elasticrun.data.order.lanes import UncountedLanes
 from elasticrun.data.order.permutation import MAX_INDEX
 from elasticrun.data.order.plan import as_lists
@@ -42,24 +47,36 @@ class _Exhausted(enum.Enum):  # Of which there is one, also after it was sent.
 
 # What is read for a sample that a lane does not have any more.
 EXHAUSTED = _Exhausted.EXHAUSTED
+# For each batch that was asked for: the places of each worker's samples in it, and a
+# seed for what collating draws.
+_Places = deque[tuple[list[list[int]], int]]
 
 
 def reader_of_lanes(
-    loader: DataLoader[Any], *, is_shuffled: bool, is_seeded: bool
+    loader: DataLoader[Any],
+    *,
+    is_shuffled: bool,
+    is_seeded: bool,
+    has_virtual: bool = False,
 ) -> BatchReader:
     """Return what reads the next loop over a loader whose data set has lanes.
 
     Args:
         is_shuffled: Whether samples come in another order than they are in.
         is_seeded: As of `reader_of`.
+        has_virtual: As of `reader_of`.
     """
     given: Any = loader.dataset
     dataset = given.apart(is_shuffled=is_shuffled)
     has_slots = isinstance(dataset.lanes, UncountedLanes)
-    if has_slots or loader.num_workers:
-        reader = Reader(dataset, draws=dataset.draws)
-        are_collated = not (has_slots and loader.drop_last)
-        return _ByLanes(loader, reader, has_slots=has_slots, are_collated=are_collated)
+    if has_slots or has_virtual or loader.num_workers:
+        return _ByLanes(
+            loader,
+            Reader(dataset, draws=dataset.draws),
+            has_slots=has_slots,
+            are_collated=not (has_slots and loader.drop_last),
+            is_collated_seeded=is_seeded,
+        )
     return reader_of(
         loader,
         dataset,
@@ -77,6 +94,8 @@ class _ByLanes(BatchReader):
 
     Args:
         are_collated: Whether batches are made; else lists of samples.
+        is_collated_seeded: Whether a `collate_fn` of the program's own draws by the
+            seed of the batch's first sample, and not on the program's generators.
     """
 
     is_seeded = True
@@ -90,11 +109,13 @@ class _ByLanes(BatchReader):
         *,
         has_slots: bool,
         are_collated: bool,
+        is_collated_seeded: bool,
     ) -> None:
         self._num_workers = max(loader.num_workers, 1)
         self._has_slots = has_slots
         self._collate = loader.collate_fn if are_collated else unchanged
         self._is_default = self._collate is default_collate
+        self._is_collated_seeded = is_collated_seeded
         self._is_pinned = loader.pin_memory
         collate = partial(_present, _collated_if_any if self._is_default else unchanged)
         source = Source(reader, collate, True, as_lists)
@@ -102,7 +123,7 @@ class _ByLanes(BatchReader):
         self._pieces: Iterator[Any] = iter(())
 
     def start(self, plan: Iterable[Any], key: int) -> Iterator[Any]:
-        places: deque[list[list[int]]] = deque()
+        places: _Places = deque()
         offset = key * MAX_INDEX if self._has_slots else 0
         dealt = self._dealt(plan, places, offset)
         self._pieces = self._by_torch.start(dealt, key)
@@ -114,20 +135,18 @@ class _ByLanes(BatchReader):
         )
 
     def _dealt(
-        self, plan: Iterable[Any], places: deque[list[list[int]]], offset: int
+        self, plan: Iterable[Any], places: _Places, offset: int
     ) -> Iterator[Any]:
         """Yield what each worker is asked for, which torch sends to them in turn."""
         for indices, seeds, lanes in plan:
             own: list[list[int]] = [[] for _ in range(self._num_workers)]
             for place, lane in enumerate(lanes):
                 own[lane % self._num_workers].append(place)
-            places.append(own)
+            places.append((own, derive_seed(*seeds[:1], 1)))
             for read in own:
                 yield [indices[p] + offset for p in read], [seeds[p] for p in read]
 
-    def _batches(
-        self, pieces: Iterator[Any], places: deque[list[list[int]]]
-    ) -> Iterator[Any]:
+    def _batches(self, pieces: Iterator[Any], places: _Places) -> Iterator[Any]:
         """Yield the batches that the workers' pieces make.
 
         With slots, each comes with the places that there are samples in.
@@ -137,7 +156,8 @@ class _ByLanes(BatchReader):
             # a lane that has ended there is none. So these are the pieces, and the
             # places in the batch that the samples of each piece have.
             read, own = [], []
-            for (present, piece), asked in zip(answers, places.popleft(), strict=True):
+            all_asked, seed = places.popleft()
+            for (present, piece), asked in zip(answers, all_asked, strict=True):
                 if present:
                     read.append(piece)
                     own.append([asked[at] for at in present])
@@ -149,14 +169,19 @@ class _ByLanes(BatchReader):
                 own = [[places_of[slot] for slot in each] for each in own]
 
             # One batch is joined of the pieces. There may be none.
-            batch = self._joined(read, own) if read else None
+            batch = self._joined(read, own, seed) if read else None
             yield (slots, batch) if self._has_slots else batch
 
-    def _joined(self, read: list[Any], own: list[list[int]]) -> Any:
+    def _joined(self, read: list[Any], own: list[list[int]], seed: int) -> Any:
         if self._is_default:
             return joined(read, own)
-        samples = dict(zip(chain(*own), chain(*read), strict=True))
-        return self._collate([samples[place] for place in sorted(samples)])
+        by_place = dict(zip(chain(*own), chain(*read), strict=True))
+        samples = [by_place[place] for place in sorted(by_place)]
+        if not self._is_collated_seeded:
+            return self._collate(samples)
+        with program_generators_kept():
+            seed_generators(seed)
+            return self._collate(samples)
 
     def end(self, batches: Iterator[Any]) -> None:
         del batches

@@ -182,6 +182,7 @@ def runs(draw: Any) -> dict[str, Any]:
         "max_local": draw(st.none() | st.integers(1, 6)),
         "is_padded": draw(st.booleans()),
         "is_endless": draw(st.booleans()),
+        "num_virtual": draw(st.none() | st.integers(6, 8)),
         "generations": draw(
             st.lists(
                 st.tuples(st.integers(1, 6), st.integers(0, 4)), min_size=1, max_size=4
@@ -196,7 +197,9 @@ def plan_of(run: dict[str, Any], rank: int, world_size: int, first: int) -> Loop
         ((0, run["batch_size"]),), MAX_INDEX if run["is_endless"] else len(lanes)
     )
     passes = Passes(len(lanes), lanes.order)
-    shares = BatchSplit(rank, world_size, run["max_local"], run["is_padded"])
+    shares = BatchSplit(
+        rank, world_size, run["max_local"], run["is_padded"], run["num_virtual"]
+    )
     end = first + 12 if run["is_endless"] else len(batches)
     return LoopPlan(
         batches,
@@ -224,10 +227,25 @@ def test_batches_are_the_same_at_any_number_of_replicas(run: dict[str, Any]) -> 
             tuple((number, part.is_step) for number, _, part, _ in plan.in_flight)
             for plan in plans
         }
-        assert len(counts) == 1 or not run["is_padded"]
+        if run["num_virtual"] is None and run["is_padded"]:
+            assert len(counts) == 1
+        if run["num_virtual"] is not None:
+            calm = plan_of(run, 0, 1, first)
+            list(calm)
+            assert shares_of(plans) == shares_of([calm])
         for number in range(first, min(first + num_batches, plans[0].end)):
             check_batch(run, plans, number, lanes)
         first = min(first + num_batches, plans[0].end)
+
+
+def shares_of(plans: list[LoopPlan]) -> set[Any]:
+    """Return each micro-batch with samples, and of which virtual replica it is."""
+    return {
+        (number, part.share, tuple(places), part.weight)
+        for plan in plans
+        for number, _, part, places in plan.in_flight
+        if part.num_valid
+    }
 
 
 def check_batch(
@@ -241,11 +259,13 @@ def check_batch(
         micros = [each for each in plan.in_flight if each[0] == number]
         own = [i for _, indices, p, _ in micros for i in indices[: p.num_valid]]
         places = [at for *_, p, places in micros for at in places[: p.num_valid]]
-        if lanes.num_lanes >= len(plans):
+        num_shares = run["num_virtual"] or len(plans)
+        if lanes.num_lanes >= num_shares:
             found = plan.order.lane_of(start + np.array(places, int))  # type: ignore[attr-defined]
-            assert set(found % len(plans)) <= {rank}
+            owned = BatchSplit(rank, len(plans), None, True, num_shares).owned
+            assert set(found % num_shares) <= {*owned}
         delivered += zip(places, own, strict=True)
-        weight += sum(part.weight for _, _, part, _ in micros) / len(plans)
+        weight += sum(part.weight for _, _, part, _ in micros) / num_shares
         assert all(len(p) <= (run["max_local"] or size) for _, p, _, _ in micros)
         assert [part.is_step for _, _, part, _ in micros][-1]
     assert sorted(delivered) == list(enumerate(expected))

@@ -460,7 +460,9 @@ def test_what_cannot_be_is_refused(job: Any, tmp_path: Path) -> None:
 
 def test_one_long_stream_fills_all_lanes(caplog: pytest.LogCaptureFixture) -> None:
     streams = Cut(600, lanes=8)
-    lanes = lanes_of(streams, None, None, shuffle=True, rank=0, world_size=8)
+    lanes = lanes_of(
+        streams, None, None, shuffle=True, rank=0, world_size=8, num_shares=8
+    )
     assert lanes is not None
     assert lanes.order(1).num_lanes == 8
     assert not caplog.text
@@ -470,11 +472,15 @@ def test_one_long_stream_fills_all_lanes(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_uneven_shares_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    def deal(streams: Numbers, rank: int, size: int) -> None:
+        worlds = {"world_size": size, "num_shares": size}
+        lanes_of(streams, None, None, shuffle=False, rank=rank, **worlds)
+
     with caplog.at_level(logging.WARNING):
-        lanes_of(Numbers(90, 30), None, None, shuffle=False, rank=0, world_size=2)
-        lanes_of(Numbers(50, 50), None, None, shuffle=False, rank=0, world_size=2)
-        lanes_of(Numbers(50, 50), None, None, shuffle=False, rank=0, world_size=3)
-        lanes_of(Numbers(50, 50), None, None, shuffle=False, rank=1, world_size=3)
+        deal(Numbers(90, 30), 0, 2)
+        deal(Numbers(50, 50), 0, 2)
+        deal(Numbers(50, 50), 0, 3)
+        deal(Numbers(50, 50), 1, 3)
     assert [record.message.split(",")[0] for record in caplog.records] == [
         "Numbers: one of 2 replicas reads 1.5 times its share",
         "Numbers has 2 lanes for 3 replicas",

@@ -76,7 +76,9 @@ def owners_of(run: dict[str, Any], number: int, world_size: int) -> list[int]:
     if num_lanes < world_size:  # Each replica has a run of neighbours.
         shares = [BatchSplit(r, world_size, None, True) for r in range(world_size)]
         owners = [
-            r + 1 for r in range(world_size) for _ in shares[r].even_share(len(slots))
+            r + 1
+            for r in range(world_size)
+            for _ in shares[r].even_share(len(slots), r)
         ]
     return [
         owner * (slot // num_lanes < totals[slot % num_lanes])
