@@ -130,9 +130,9 @@ class GradientHooks:
         # The backward pass under way. Only what autograd calls after it holds on to it:
         # one that an exception has left is gone.
         self._pass: Callable[[], _Pass | None] = _no_pass
-        # Of all models, with virtual replicas.
-        self._pass_ends = [] if virtual is None else virtual.replicas.pass_ends
-        self._pass_ends.append(self._end_pass)
+        self._models: list[GradientHooks]  # Whose passes end together: this one alone,
+        self._models = [] if virtual is None else virtual.replicas.models  # or all.
+        self._models.append(self)
         self._lock = threading.Lock()  # Autograd has one thread for each device.
         self._micro_batch: object = None  # In which the earlier ones' were hidden.
         self._has_warned = False
@@ -412,15 +412,22 @@ class GradientHooks:
     def _end_passes(self, _: _Pass) -> None:
         """End the pass; of virtual replicas, for all models in the order of creation.
 
-        Their first gradients may come in another order in each process.
+        Their first gradients may come in another order in each process, and some of
+        them in one process alone: then all take part.
         """
-        for end in self._pass_ends:
-            end()
+        has_gradient = [each._pass() is not None for each in self._models]
+        if not any(has_gradient):
+            return  # The first call of this pass has ended it for all.
+        if self._virtual is not None and not is_between_micro_batches():
+            has_gradient = self._virtual.have_any(has_gradient, self._weighing.group)
+        for model, has_any in zip(self._models, has_gradient, strict=True):
+            if has_any:
+                model._end_pass()
 
     def _end_pass(self) -> None:
         """Get ready for another backward pass; look at what this one has come to."""
         if self._pass() is None:
-            return
+            self._begin_pass()  # All gradients of it have come in other processes.
         self._pass = _no_pass
         is_step = not is_between_micro_batches()
         if self._virtual is not None:
