@@ -175,11 +175,11 @@ class Checkpointed(nn.Sequential):
     """Computes its last layer again, in a backward pass within the backward pass."""
 
     def forward(self, x: torch.Tensor) -> Any:
-        return checkpoint(self[-1], self[:-1](x), use_reentrant=True)
+        return checkpoint(self[1], self[0](x), use_reentrant=True)
 
 
 def train_some_towers(num_passes: int, kind: Any = nn.Sequential) -> list[float]:
-    """Train the second tower only with those shares that have something for it."""
+    """Train the second tower with the last share, and some of the others."""
     torch.set_num_threads(1)
     elasticrun.init(virtual_replicas=4)
     torch.manual_seed(0)
@@ -190,11 +190,12 @@ def train_some_towers(num_passes: int, kind: Any = nn.Sequential) -> list[float]
         for net, optimizer, name in zip(nets, optimizers, "ab", strict=True)
     )
     generator = torch.Generator().manual_seed(1)
-    for x in AdaptiveDataLoader(torch.randn(64, 4, generator=generator), 8):
+    train = AdaptiveDataLoader(torch.randn(64, 4, generator=generator), 8)
+    for x in train:
         for optimizer in optimizers:
             optimizer.zero_grad()
         losses = [first(x).square().mean()]
-        if x[0, 0] > 0:
+        if x[0, 0] > 0 or train.running_loop.current.part.share == 3:
             losses.append(second(x).square().mean())
         if num_passes == 1:
             sum(losses).backward()
@@ -219,7 +220,7 @@ def test_backward_passes_that_some_shares_leave_out_are_refused() -> None:
         run_generation(train_some_towers, 2, 2, timeout=TIMEOUT)
     text = str(failed.value)
     assert text.count("ElasticRunError: processes have called backward()") == 2
-    assert "pass 2 of global batch 0 has ended, elsewhere another one" in text
+    assert "has ended, elsewhere another one" in text
 
 
 def look_at_inputs() -> list[float]:
