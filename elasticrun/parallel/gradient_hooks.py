@@ -6,7 +6,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -55,12 +55,14 @@ class _Pass:
         hides: Whether its gradients go out of sight.
         is_step: Whether its micro-batch is the last one of the global batch.
         weight: Of losses that nobody else has weighed; None until one is met.
+        factors: That weight for gradients of each type.
     """
 
     loader: LoaderInLoop | None
     hides: bool
     is_step: bool = True
     weight: float | None = None
+    factors: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
 
 class GradientHooks:
@@ -378,7 +380,10 @@ class GradientHooks:
             return None
         if weight == 0.0:  # A padding sample's, which may be infinite.
             return (torch.zeros_like(gradient),)
-        factor = _factor(weight, gradient.dtype)
+        factor = under_way.factors.get(gradient.dtype)
+        if factor is None:
+            factor = _factor(weight, gradient.dtype)
+            under_way.factors[gradient.dtype] = factor
         part = self._multiplied_part
         if counts_met is None and part is loader.running_loop.current.part:
             self._prepared_part = part
