@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 
@@ -47,13 +47,15 @@ class VirtualReplicas(BaseState):
 
     Attributes:
         number: As given.
-        pass_ends: What each model does when its backward pass has ended.
+        models: What looks at the backward passes of each model.
+        num_passes: Those that ended in the last share, in the batch under way.
     """
 
     def __init__(self, number: int, device: torch.device) -> None:
         super().__init__(_NAME)
         self.number = number
-        self.pass_ends: list[Callable[[], None]] = []
+        self.models: list[Any] = []
+        self.num_passes = 0
         self._device = (
             torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         )
@@ -77,7 +79,7 @@ class VirtualReplicas(BaseState):
         if (batch, share) == (self._batch, self._share):
             return
         if batch != self._batch:
-            self._num_common = 0
+            self._num_common = self.num_passes = 0
         self._batch, self._share = batch, share
         self._seed(share)
 

@@ -6,7 +6,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -55,12 +55,14 @@ class _Pass:
         hides: Whether its gradients go out of sight.
         is_step: Whether its micro-batch is the last one of the global batch.
         weight: Of losses that nobody else has weighed; None until one is met.
+        factors: That weight for gradients of each type.
     """
 
     loader: LoaderInLoop | None
     hides: bool
     is_step: bool = True
     weight: float | None = None
+    factors: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
 
 class GradientHooks:
@@ -130,9 +132,9 @@ class GradientHooks:
         # The backward pass under way. Only what autograd calls after it holds on to it:
         # one that an exception has left is gone.
         self._pass: Callable[[], _Pass | None] = _no_pass
-        # Of all models, with virtual replicas.
-        self._pass_ends = [] if virtual is None else virtual.replicas.pass_ends
-        self._pass_ends.append(self._end_pass)
+        self._models: list[GradientHooks]  # Whose passes end together: this one alone,
+        self._models = [] if virtual is None else virtual.replicas.models  # or all.
+        self._models.append(self)
         self._lock = threading.Lock()  # Autograd has one thread for each device.
         self._micro_batch: object = None  # In which the earlier ones' were hidden.
         self._has_warned = False
@@ -378,7 +380,10 @@ class GradientHooks:
             return None
         if weight == 0.0:  # A padding sample's, which may be infinite.
             return (torch.zeros_like(gradient),)
-        factor = _factor(weight, gradient.dtype)
+        factor = under_way.factors.get(gradient.dtype)
+        if factor is None:
+            factor = _factor(weight, gradient.dtype)
+            under_way.factors[gradient.dtype] = factor
         part = self._multiplied_part
         if counts_met is None and part is loader.running_loop.current.part:
             self._prepared_part = part
@@ -412,15 +417,22 @@ class GradientHooks:
     def _end_passes(self, _: _Pass) -> None:
         """End the pass; of virtual replicas, for all models in the order of creation.
 
-        Their first gradients may come in another order in each process.
+        Their first gradients may come in another order in each process, and some of
+        them in one process alone: then all take part.
         """
-        for end in self._pass_ends:
-            end()
+        has_gradient = [each._pass() is not None for each in self._models]
+        if not any(has_gradient):
+            return  # The first call of this pass has ended it for all.
+        if self._virtual is not None and not is_between_micro_batches():
+            has_gradient = self._virtual.have_any(has_gradient, self._weighing.group)
+        for model, has_any in zip(self._models, has_gradient, strict=True):
+            if has_any:
+                model._end_pass()
 
     def _end_pass(self) -> None:
         """Get ready for another backward pass; look at what this one has come to."""
         if self._pass() is None:
-            return
+            self._begin_pass()  # All gradients of it have come in other processes.
         self._pass = _no_pass
         is_step = not is_between_micro_batches()
         if self._virtual is not None:

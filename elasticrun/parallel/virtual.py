@@ -138,6 +138,35 @@ class VirtualReduction:
         if self.replicas.num_models == 1:  # Another one may have been made since.
             self.tree.send_ready(number, sum_of)
 
+    def have_any(self, has_gradient: list[bool], group: Any) -> list[bool]:
+        """Return for which models the pass has a gradient in any process. Collective.
+
+        Where there is but one, each process has some. In a group of its own, since
+        passes that one process alone has must not meet gradients.
+        """
+        if self._is_alone or len(has_gradient) == 1:
+            return has_gradient
+        # Now, as one that had no pass at all looks here for those of others.
+        self._job.in_step.num_reductions += 1
+        self.replicas.num_passes += 1
+        loader = loader_if_any()
+        assert loader is not None  # Else the gradients were refused.
+        at = torch.tensor([loader.batch_index, self.replicas.num_passes])
+        found = torch.cat([torch.tensor(has_gradient, dtype=at.dtype), at, -at])
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
+        *have_any, batch, number, least_batch, least_number = found.tolist()
+        if (batch, number) != (-least_batch, -least_number):
+            raise ElasticRunError(
+                f"processes have called backward() differently often in a batch of the "
+                f"loop over `{loader.name}` ({loader.where}): here pass "
+                f"{self.replicas.num_passes} of global batch {loader.batch_index} has "
+                "ended, elsewhere another one. In a job with virtual_replicas each "
+                "adds what all processes have, so their order would be lost. Call "
+                "backward() equally often in each share: add up the losses of all "
+                "models that it trains, and call it once."
+            )
+        return [bool(each) for each in have_any]
+
     def means(self, sum_of: SumOf) -> dict[int, Tensor]:
         """Return the mean gradients over the shares of all processes. Collective."""
         if not self._is_alone:

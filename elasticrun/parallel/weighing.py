@@ -43,6 +43,7 @@ class Weighing:
         counts_met: What the backward pass under way has come through: the numbers of
             counts whose sums are not known yet, None for losses of which nothing is to
             be corrected. Itself None in a pass that has come through no weighed loss.
+        group: Of all processes, for numbers; None for one alone.
     """
 
     def __init__(
@@ -57,11 +58,11 @@ class Weighing:
         self._in_step = in_step
         # A group of its own: a count that one replica alone gives must not meet DDP's
         # gradients, at which gloo would abort the processes.
-        self._group: Any = None
+        self.group: Any = None
         self._num_virtual = num_virtual
         if world_size > 1:
             limit = None if timeout is None else timedelta(seconds=timeout)
-            self._group = dist.new_group(backend="gloo", timeout=limit)
+            self.group = dist.new_group(backend="gloo", timeout=limit)
         self._micro_batch: object = None
         self._global_batch: object = None
         self._num_counts = 0  # Of the losses weighed by a count in this micro-batch.
@@ -166,7 +167,7 @@ class Weighing:
     def _total(self, own: Tensor) -> _Total:
         frame = frame_of_program(sys._getframe())
         place = "an unknown line" if frame is None else line_of(frame)
-        return _Total(own, self._world_size, self._group, self._in_step, place)
+        return _Total(own, self._world_size, self.group, self._in_step, place)
 
     def _number(self, loader: LoaderInLoop) -> int:
         """Return which one of its micro-batch's counts this is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 from collections.abc import Callable, Iterator
@@ -227,6 +228,20 @@ def test_a_count_weighs_all_shares_of_the_batch(shared: Job) -> None:
         model.weigh(loss, count=(y > 0).sum()).backward()
     for parameter, gradient in zip(net.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_steps_leave_nothing_behind(shared: Job) -> None:
+    model, optimizer = model_of(network())
+    # Of 1000 shares.
+    train, found = AdaptiveDataLoader(samples(), BATCH, drop_last=True), []
+    for x, y in train.batches(250):
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+        if train.is_step and train.batch_index in (20, 249):
+            gc.collect()
+            found.append(len(gc.get_objects()))
+    assert found[1] <= found[0] + 20
 
 
 # What is in a checkpoint.

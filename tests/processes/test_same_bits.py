@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import elasticrun
 from elasticrun import AdaptiveDataLoader, AdaptiveDataParallel, ElasticRunError
@@ -168,6 +169,58 @@ def test_towers_come_to_what_they_come_to_without_virtual_replicas() -> None:
     (alone,) = run_generation(train_towers, 1, 4, timeout=TIMEOUT)
     assert alone == pytest.approx(plain, abs=1e-5)
     assert run_generation(train_towers, 2, 4, timeout=TIMEOUT) == [alone] * 2
+
+
+class Checkpointed(nn.Sequential):
+    """Computes its last layer again, in a backward pass within the backward pass."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return checkpoint(self[1], self[0](x), use_reentrant=True)
+
+
+def train_some_towers(num_passes: int, kind: Any = nn.Sequential) -> list[float]:
+    """Train the second tower with the last share, and some of the others."""
+    torch.set_num_threads(1)
+    elasticrun.init(virtual_replicas=4)
+    torch.manual_seed(0)
+    nets = [kind(nn.Linear(4, 8), nn.Linear(8, 2)), nn.Linear(4, 2)]
+    optimizers = [torch.optim.AdamW(net.parameters()) for net in nets]
+    first, second = (
+        AdaptiveDataParallel(net, optimizer, name=name)
+        for net, optimizer, name in zip(nets, optimizers, "ab", strict=True)
+    )
+    generator = torch.Generator().manual_seed(1)
+    train = AdaptiveDataLoader(torch.randn(64, 4, generator=generator), 8)
+    for x in train:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        losses = [first(x).square().mean()]
+        if x[0, 0] > 0 or train.running_loop.current.part.share == 3:
+            losses.append(second(x).square().mean())
+        if num_passes == 1:
+            sum(losses).backward()
+        else:
+            for loss in losses:
+                loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    return [float(p.detach().sum()) for net in nets for p in net.parameters()]
+
+
+def test_a_model_may_have_no_gradient_in_some_shares() -> None:
+    (alone,) = run_generation(train_some_towers, 1, 1, timeout=TIMEOUT)
+    assert run_generation(train_some_towers, 1, 2, timeout=TIMEOUT) == [alone]
+    assert run_generation(train_some_towers, 3, 1, timeout=TIMEOUT) == [alone] * 3
+    found = run_generation(train_some_towers, 2, 1, Checkpointed, timeout=TIMEOUT)
+    assert found == [alone] * 2
+
+
+def test_backward_passes_that_some_shares_leave_out_are_refused() -> None:
+    with pytest.raises(GenerationFailed) as failed:
+        run_generation(train_some_towers, 2, 2, timeout=TIMEOUT)
+    text = str(failed.value)
+    assert text.count("ElasticRunError: processes have called backward()") == 2
+    assert "has ended, elsewhere another one" in text
 
 
 def look_at_inputs() -> list[float]:
