@@ -42,6 +42,7 @@ _LOOK_SECONDS = 0.005
 _MOST_SECONDS = 0.005  # To remember a boundary, if that is also more
 _MOST_OF_A_STEP = 0.05  # of the time since the last one.
 _NUM_DEAR = 8  # As many in a row are not a machine's that is busy for a moment.
+_NUM_TIMED = 1000  # Boundaries, until it is said what they take of the time.
 _GRADIENTS_WAIT = str(CannotRescueError("gradients wait for a step"))
 
 
@@ -115,6 +116,7 @@ class Rescue:
         self._has_explained = False
         self._last_at = 0.0
         self._num_dear = 0  # Boundaries in a row that took too long to remember.
+        self._num_timed, self._timed_since, self._seconds = 0, 0.0, 0.0
         self.outcome = self.why_not = ""
 
     @property
@@ -163,6 +165,7 @@ class Rescue:
         """
         now = time.perf_counter()
         took, between, self._last_at = now - begun, now - self._last_at, now
+        self._time(took, now)
         is_dear = took > max(_MOST_SECONDS, _MOST_OF_A_STEP * between)
         self._num_dear = self._num_dear + 1 if is_dear else 0
         if self._num_dear < _NUM_DEAR:
@@ -179,6 +182,26 @@ class Rescue:
             "rescues out with init(rescue=False)"
         )
         self._turn_off(why, f"{why} ({took * 1e3:.0f} of {between * 1e3:.0f} ms)")
+
+    def _time(self, took: float, now: float) -> None:
+        """Say what to do, once, if many boundaries have taken much of the time."""
+        self._num_timed += 1
+        if self._num_timed == 1:  # Which takes longer, as all comes for the first time.
+            self._timed_since = now
+            return
+        self._seconds += took
+        if self._num_timed != _NUM_TIMED or self._records.rank != 0:
+            return
+        total = now - self._timed_since
+        if self._seconds > _MOST_OF_A_STEP * total:
+            each = 1e3 / (_NUM_TIMED - 1)  # In milliseconds.
+            logger.info(
+                "to be ready for the death of another replica takes %.0f %% of the "
+                "time (%.2g of %.2g ms a boundary): init(rescue=False) leaves it out",
+                100 * self._seconds / total,
+                self._seconds * each,
+                total * each,
+            )
 
     def prepare_step(self) -> None:
         """Forget all boundaries: an optimizer is about to step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -388,6 +389,35 @@ def test_a_state_that_takes_long_to_read_is_named_and_read_no_more(
         assert was_off == is_off
         assert why.startswith("'buffer' takes too long") == is_off, why
         assert (num_read < 25) == is_off
+
+
+def said_of_boundaries(directory: str, share: float) -> list[str]:
+    """Return what is said of boundaries that take a share of steps of 10 ms."""
+    elasticrun.init(directory, save_interval="off")
+    buffer = Buffer(lambda: 0.01 * share)
+    register(buffer=buffer)
+    said: list[str] = []
+    handler = logging.Handler(logging.INFO)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("elasticrun")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "perf_counter", lambda: buffer.now)
+        for _ in elasticrun.remaining_steps_until(1200):
+            buffer.now += 0.01 * (1 - share)
+    return [each for each in said if "death of another replica" in each]
+
+
+@pytest.mark.parametrize("share", [0.2, pytest.param(0.03, marks=pytest.mark.slow)])
+def test_what_boundaries_take_of_short_steps_is_said_once(
+    tmp_path: Path, share: float
+) -> None:
+    said, not_said = run_generation(said_of_boundaries, 2, str(tmp_path), share)
+    assert not_said == []  # Rank 0 says it for all.
+    assert len(said) == (share > 0.05)
+    for each in said:
+        assert "takes 20 % of the time (2 of 10 ms a boundary): init(rescue" in each
 
 
 def test_what_each_replica_has_of_its_own_cannot_be_remembered(job: Job) -> None:
