@@ -463,10 +463,15 @@ class _ModelState(MetricState):
         has_common: Whether its buffers are made the same on all replicas.
     """
 
-    target: nn.Module
+    target: AdaptiveDataParallel
 
     def __init__(
-        self, name: str, target: nn.Module, module: nn.Module, *, has_common: bool
+        self,
+        name: str,
+        target: AdaptiveDataParallel,
+        module: nn.Module,
+        *,
+        has_common: bool,
     ) -> None:
         super().__init__(name, target, module)
         self._has_common = has_common
@@ -474,7 +479,9 @@ class _ModelState(MetricState):
         self._memory.looks_at_gradients = False  # Their hooks know.
 
     def has_common_statistics(self) -> bool:
-        return self._has_common or super().has_common_statistics()
+        reduction = self.target._reduction
+        are_same = reduction is None or reduction.has_common_buffers
+        return (self._has_common and are_same) or super().has_common_statistics()
 
 
 def _bare(module: nn.Module) -> nn.Module:

@@ -15,6 +15,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
+from elasticrun.checkpoint.states.module_watch import BATCH_NORMS
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import loader_if_any
 from elasticrun.job.job import Job
@@ -49,6 +50,10 @@ class Reduction:
         self._has_common_buffers = any(True for _ in module.buffers()) and bool(
             options.get("broadcast_buffers", True)
         )
+        self._norm = next(
+            (each for each in module.modules() if isinstance(each, BATCH_NORMS)), None
+        )
+        self._common: int | None = None
         self._even_loop: object = None  # The last one that was looked at.
         self._parameters = list(module.parameters())
         self._trained: list[Tensor] = []
@@ -67,6 +72,18 @@ class Reduction:
         """Whether other parameters are trained than when the DDP was made."""
         has_frozen = not all(map(_REQUIRES_GRAD, self._trained))
         return has_frozen or any(map(_REQUIRES_GRAD, self._frozen))
+
+    @property
+    def has_common_buffers(self) -> bool:
+        """Whether no forward pass has changed them since they were made the same.
+
+        One without gradients may. The first BatchNorm tells, which counts them.
+        """
+        return self._common is None or self._common == self._version_of_count()
+
+    def _version_of_count(self) -> int | None:
+        count = None if self._norm is None else self._norm.num_batches_tracked
+        return None if count is None or is_compiling() else count._version
 
     @property
     def is_idle(self) -> bool:
@@ -115,6 +132,7 @@ class Reduction:
                 self._job.in_step.num_passes += 1
         if self._has_common_buffers and self._module.training and is_reduced:
             broadcast_buffers(ddp)
+            self._common = self._version_of_count()
         return output
 
     def run(self, *args: Any, **kwargs: Any) -> Any:

@@ -25,6 +25,11 @@ CASES: list[tuple[str, list[Death], list[str]]] = [
     ("dropout", [(1, "step", 4)], [BEHIND.format(1)]),
     ("own_ddp", [(0, "forward", 3)], ["BatchNorms in 'net' have other averages"]),
     ("own_ddp", [(1, "forward", 7)], []),
+    (
+        "labelled",
+        [(0, "forward", 3), (1, "forward", 4), (0, "forward", 8)],
+        ["BatchNorms in 'model' have other averages"] * 2,
+    ),
     ("logged", [(1, "forward", 3), (0, "forward", 5)], []),
     ("logged", [(0, "step", 3)], [BEHIND.format(0)]),
     ("masked", [(1, "forward", 2), (0, "forward", 3), (1, "forward", 7)], []),

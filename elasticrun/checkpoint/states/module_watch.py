@@ -20,7 +20,7 @@ _SAVING = ("state_dict", "_save_to_state_dict", "get_extra_state")
 _KNOWN = ("torch.nn.", "torchmetrics.", "elasticrun.")
 _CHANGE_LATER = "change them behind optimizer.step(), not in the forward pass"
 _VERSION = attrgetter("_version")
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class ModuleWatch:
@@ -82,8 +82,15 @@ class ModuleWatch:
                 ) from error
             self._copied = seen
             self._num_copied += 1
-        buffers = self._small.read(), self._copied, self._num_copied
-        return partial(self._put_back, looked, sample, *buffers)
+        return partial(
+            self._put_back,
+            looked,
+            sample,
+            self._small.read(),
+            self._copied,
+            self._num_copied,
+            has_common=self._has_common_statistics(),
+        )
 
     def _begin(self) -> None:
         self._parameters = _Watched(list(self._module.parameters()), first_of)
@@ -150,6 +157,8 @@ class ModuleWatch:
         small: bytes,
         large: Any,
         number: int,
+        *,
+        has_common: bool,
     ) -> None:
         assert self._parameters is not None
         is_same = (
@@ -168,11 +177,12 @@ class ModuleWatch:
                 f"buffers of {self._name!r} have changed since", _CHANGE_LATER
             )
         have_changed = _versions(self._statistics) != self._statistics_at
-        if have_changed and not self._has_common_statistics():
+        if have_changed and not has_common:
             raise CannotRescueError(
                 f"BatchNorms in {self._name!r} have other averages on rank 0, whose "
                 "are saved",
-                "AdaptiveDataParallel keeps them the same",
+                "AdaptiveDataParallel makes them the same in forward passes with "
+                "gradients; run others in eval()",
             )
         if self._small.read() != small:
             self._small.write(small)
@@ -195,7 +205,7 @@ def _statistics_of(module: nn.Module) -> list[Tensor]:
     return [
         buffer
         for part in module.modules()
-        if isinstance(part, _BATCH_NORMS) and part.training
+        if isinstance(part, BATCH_NORMS) and part.training
         for buffer in part.buffers()
     ]
 

@@ -230,6 +230,23 @@ def own_ddp() -> dict[str, Any]:
 
 
 @program
+def labelled() -> dict[str, Any]:
+    """Looks at more inputs behind a step, in training mode, without gradients."""
+    net = make_net(norm=True)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    model = AdaptiveDataParallel(net, optimizer)
+    for batch, (inputs, targets) in batches(loader()):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(inputs), targets)
+        maybe_die("forward", batch)
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            (model if batch < 6 else net)(inputs + 0.1)
+    return net.state_dict() if elasticrun.rank() == 0 else {}
+
+
+@program
 def usual() -> dict[str, Any]:
     """What a training has: a scaler that skips, a scheduler in the loop, clipping."""
     net = make_net(norm=True)
