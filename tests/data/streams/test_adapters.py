@@ -75,7 +75,7 @@ def test_large_samples_make_smaller_blocks() -> None:
     assert begins_of("a.tar.gz", 100, 100).tolist() == []
 
 
-class Ranged(AbstractBufferedFile):  # type: ignore[misc]
+class Ranged(AbstractBufferedFile):
     def _fetch_range(self, start: int, end: int) -> bytes:
         with open(self.path, "rb") as file:
             file.seek(start)
