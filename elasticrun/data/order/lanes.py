@@ -200,7 +200,9 @@ class LaneOrder:
         within: NDArray[Any] = np.arange(len(lengths))
         if key is not None:
             within = derive_seeds(derive_seed(key, 0), within)
-        self._row = np.lexsort((within, lane_of))  # Lane by lane.
+        # Lane by lane. NumPy sorts numbers of 16 bits without comparing them.
+        narrow = np.min_scalar_type(lanes.num_lanes)
+        self._row = np.lexsort((within, lane_of.astype(narrow)))
         self._ends = np.cumsum(lengths[self._row])
         self.totals = np.bincount(lane_of, weights=lengths).astype(np.int64)
         self.num_lanes = len(self.totals)

@@ -36,19 +36,26 @@ _LOCAL_BLOCK, _REMOTE_BLOCK = 2 << 20, 4 << 20
 # In a tar shard, by WebDataset: a sample's member, and one that tells of the shard.
 _NAME = re.compile(r"((?:.*/)?[^.]+)\.([^/]*)")
 _ABOUT = re.compile(r"__[^/]*__(/|$)")
+_HEADER = 4096  # Bytes, or more, of a file of NumPy before its tokens.
 _NPY = b"\x93NUMPY"
 _without_end = operator.methodcaller("rstrip", "\r\n")
 
 
-def open_file(name: str) -> IO[bytes]:
-    """Open a file or a URL to read, decompressed by the end of its name."""
+def open_file(name: str, ahead: int | None = None) -> IO[bytes]:
+    """Open a file or a URL to read, decompressed by the end of its name.
+
+    Args:
+        ahead: Bytes that will be read from where reading begins. Of a URL they are one
+            request. Without it fsspec asks for tens of megabytes at each.
+    """
     if "://" not in name:
         _check_plain(name)
         if not name.endswith(_PACKED):
             return open(name, "rb")
     import fsspec
 
-    file: Any = fsspec.open(name, "rb", compression="infer").open()
+    files, path = fsspec.core.url_to_fs(name)
+    file: Any = files.open(path, "rb", block_size=ahead, compression="infer")
     opened: IO[bytes] = file if file.seekable() else io.BufferedReader(file)
     return opened
 
@@ -157,7 +164,8 @@ class TextLines(Streams):
 
     def open(self, stream: int, first: int) -> Iterator[Any]:
         number, offset = self.mark(stream, first)
-        with open_file(self.names[stream]) as file:
+        ahead = self.bytes_to_next_block(stream, first)
+        with open_file(self.names[stream], ahead) as file:
             skip_to(file, int(offset))
             lines = io.TextIOWrapper(file, "utf-8", newline="\n")
             try:
@@ -211,22 +219,24 @@ class TarShards(Streams):
     def open(self, stream: int, first: int) -> Iterator[dict[str, Any]]:
         number, offset = self.mark(stream, first)
         passed = first - number
-        samples = self._samples(stream, int(offset), passed)
+        ahead = self.bytes_to_next_block(stream, first)
+        samples = self._samples(stream, int(offset), passed, ahead)
         for _, sample in itertools.islice(samples, passed, None):
             yield sample
 
     def _samples(
-        self, stream: int, offset: int, first: int | None
+        self, stream: int, offset: int, first: int | None, ahead: int | None = None
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the offset of each sample from one on, and its content.
 
         Args:
             first: How many there are before the first one whose content is read; None
                 to read none.
+            ahead: As of `open_file`.
         """
         begin, number = offset, -1
         sample: dict[str, Any] = {"__key__": ""}
-        with open_file(self.names[stream]) as file:
+        with open_file(self.names[stream], ahead) as file:
             skip_to(file, offset)
             mode: Any = "r:" if file.seekable() else "r|"
             with tarfile.open(fileobj=file, mode=mode, tarinfo=_Member) as shard:
@@ -296,7 +306,8 @@ class ParquetRows(Streams):
     def open(self, stream: int, first: int) -> Iterator[dict[str, Any]]:
         from pyarrow import parquet
 
-        with open_file(self.names[stream]) as file:
+        # Arrow says itself how much it wants.
+        with open_file(self.names[stream], _BLOCK) as file:
             rows = parquet.ParquetFile(file)
             missing = set(self._columns or ()) - set(rows.schema_arrow.names)
             if missing:
@@ -367,9 +378,11 @@ class TokenFiles(Streams):
         return Scan(count, begins=begins_of(name, count, size))
 
     def open(self, stream: int, first: int) -> Iterator[Tensor]:
-        with open_file(self.names[stream]) as file:
-            dtype, begin, number = self._header(self.names[stream], file)
-            size = self._length * dtype.itemsize
+        name, last = self.names[stream], self.next_block(stream, first)
+        with open_file(name, _HEADER) as file:
+            dtype, begin, number = self._header(name, file)
+        size = self._length * dtype.itemsize
+        with open_file(name, None if last is None else (last - first) * size) as file:
             file.seek(begin + first * size)
             sequence = file.read(dtype.itemsize)
             for at in itertools.count((first + 1) * self._length, self._length):

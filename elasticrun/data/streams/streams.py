@@ -396,6 +396,22 @@ class Streams(InLanes):
         row = first // self.stride
         return row * self.stride, marks[row]
 
+    def next_block(self, stream: int, first: int) -> int | None:
+        """Return where the block after a sample begins; None where nobody knows."""
+        begins = () if self._scans is None else self._scans[stream].begins
+        at = int(np.searchsorted(begins, first, side="right"))
+        return int(begins[at]) if at < len(begins) else None
+
+    def bytes_to_next_block(self, stream: int, first: int) -> int | None:
+        """Return how many bytes it is from a sample's mark on; None as above.
+
+        For marks that are offsets.
+        """
+        last = self.next_block(stream, first)
+        if last is None:
+            return None
+        return int(self.mark(stream, last)[1] - self.mark(stream, first)[1]) or None
+
     def without_broken(self, stream: int, first: int) -> Iterator[Any]:
         """Return an iterator over the samples that count, from number `first` on."""
         if not self.skip_broken:

@@ -11,9 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import torch
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractBufferedFile
 from torch.utils.data import IterableDataset
 
 from elasticrun import (
@@ -27,6 +30,7 @@ from elasticrun import (
     TextLines,
     TokenFiles,
 )
+from elasticrun.data.streams import files
 from elasticrun.data.streams.files import begins_of
 from elasticrun.data.streams.index import STRIDE
 from elasticrun.data.streams.iterables import streams_of
@@ -69,6 +73,68 @@ def test_large_samples_make_smaller_blocks() -> None:
         ]
         assert of == [block, -(-remote // 4) * 4]
     assert begins_of("a.tar.gz", 100, 100).tolist() == []
+
+
+class Ranged(AbstractBufferedFile):
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        with open(self.path, "rb") as file:
+            file.seek(start)
+            read = file.read(end - start)
+        Ranges.fetched.append(len(read))
+        return read
+
+
+class Ranges(LocalFileSystem):
+    """Files of a store: ranges of them are asked for, and noted."""
+
+    protocol = "ranges"
+    fetched: list[int] = []  # noqa: RUF012
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> str:
+        return super()._strip_protocol(str(path).removeprefix("ranges://"))
+
+    def _open(
+        self, path: str, mode: str = "rb", block_size: int | None = None, **_: Any
+    ) -> Any:
+        return Ranged(self, path, mode, block_size or 50 << 20)  # As that of S3.
+
+
+fsspec.register_implementation("ranges", Ranges, clobber=True)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "tar", "bin"])
+def test_a_store_is_asked_once_for_each_byte_of_a_block(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block, size = 1 << 16, 0
+    monkeypatch.setattr(files, "_REMOTE_BLOCK", block)
+    for number in range(4):
+        path = tmp_path / f"{number}.{kind}"
+        if kind == "tar":
+            with tarfile.open(path, "w") as shard:
+                for n in range(800):
+                    shard.addfile(tarfile.TarInfo(f"{n}.txt"), io.BytesIO())
+        elif kind == "jsonl":
+            path.write_text("".join(f"{n:0100}\n" for n in range(4000)))
+        else:
+            np.zeros(200_000, np.uint16).tofile(path)
+        size += path.stat().st_size
+    url = f"ranges://{tmp_path}/*.{kind}"
+    streams: Any = {
+        "jsonl": lambda: TextLines(url, lanes=2),
+        "tar": lambda: TarShards(url, lanes=2),
+        "bin": lambda: TokenFiles(url, 32, lanes=2),
+    }[kind]()
+    loader = AdaptiveDataLoader(streams, 16, shuffle=True, collate_fn=len)
+    for epoch in range(2):
+        Ranges.fetched = []
+        assert sum(num for num, _ in loader.read(epoch)) == len(streams)
+        # The first block of a lane is entered in its middle, and at its end again.
+        assert sum(Ranges.fetched) < 1.2 * size + 2 * block
+        assert (
+            sum(fetched > 5000 for fetched in Ranges.fetched) < 1.2 * size / block + 6
+        )
 
 
 class Read(TarShards):
