@@ -15,6 +15,12 @@ from contextlib import ExitStack
 
 import pytest
 import torch
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
+    C10dRendezvousBackend,
+)
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
 from elasticrun.checkpoint.events import read_events
 from elasticrun.testing import run_generation
@@ -255,6 +261,39 @@ def test_a_node_that_dies_before_it_joins_costs_one_save(
     assert stays.events.count("another node has come") == 1
     assert sizes(stage) == {0: 1, 1: 1}
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+
+
+@pytest.mark.wide
+def test_two_nodes_that_come_to_one_place_cost_one_save(
+    stage: Stage, start: Start, endpoint: str
+) -> None:
+    options = ["--max-restarts", 0, "--", *HOLDS]
+    nodes = [start(*options, nodes="1:2")]
+    nodes[0].wait_until_held(0, 1)
+    nodes += [start(*options, nodes="1:2") for _ in range(2)]
+    wait_until(lambda: num_waiting(endpoint) == 2, "both")
+    stage.mark("stop-0")
+    stage.wait_for("held-1-0", "held-1-1")
+
+    def texts() -> str:
+        return "".join(node.events for node in nodes)
+
+    # It says that only when the others would have counted one that had died.
+    wait_until(lambda: "waiting at 127.0.0.1" in texts(), "the one that waits on")
+    stage.mark("go-1")
+    assert ends(*nodes) == [0, 0, 0]
+    assert texts().count("another node has come") == 1
+    assert sizes(stage) == {0: 1, 1: 2}
+    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+
+
+def num_waiting(endpoint: str) -> int:
+    """Return how many nodes wait for the next round, as torch's agents see it."""
+    host, _, port = endpoint.rpartition(":")
+    store = TCPStore(host, int(port), wait_for_workers=False)
+    parameters = RendezvousParameters("c10d", endpoint, "test", 1, 2)
+    backend = C10dRendezvousBackend(store, "test")
+    return create_handler(store, backend, parameters).num_nodes_waiting()
 
 
 @pytest.mark.wide

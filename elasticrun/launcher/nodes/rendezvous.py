@@ -98,6 +98,7 @@ class Rendezvous:
         self._attempt = 0
         self._joining: threading.Thread | None = None
         self._joined: Message | None = None
+        self._is_full = False  # The round has as many nodes as there may be.
         self._left_behind = 0  # Nodes that waited while the round began without them.
         self._counted_from = 0.0
 
@@ -293,6 +294,7 @@ class Rendezvous:
                     node=joined["node"],
                     num_nodes=joined["num_nodes"],
                 )
+                self._is_full = joined["num_nodes"] >= int(self._order["most"])
                 # A node that died may be counted until its loss shows: all would save
                 # and exit for it again and again.
                 self._left_behind = self._handler.num_nodes_waiting()
@@ -302,7 +304,8 @@ class Rendezvous:
             self._tell("alive")
             return
         silent = self._round_store.beat()
-        num_waiting = self._handler.num_nodes_waiting()
+        # Of two that came to one place, one waits on.
+        num_waiting = 0 if self._is_full else self._handler.num_nodes_waiting()
         if time.monotonic() < self._counted_from:
             self._left_behind = min(self._left_behind, num_waiting)
             num_waiting -= self._left_behind
