@@ -159,6 +159,7 @@ class Generation:
         self.number = number
         self._offset = offset
         self.is_killed = False
+        self.is_broken = False
         self.is_discarded = False
         self.started_at = time.monotonic()
         self._has_log_failed = False

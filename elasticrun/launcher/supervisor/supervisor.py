@@ -433,12 +433,15 @@ class Supervisor:
         self._watchdog.on_trouble()
 
     def on_broken(self, text: str) -> None:
-        if self.generation is not None and not self.generation.is_killed:
-            self._console.event(f"generation {self.generation.number} ends: {text}")
-            if self.generation.may_rescue:
+        generation = self.generation
+        if generation is not None and not generation.is_killed:
+            is_new, generation.is_broken = not generation.is_broken, True
+            if is_new:
+                self._console.event(f"generation {generation.number} ends: {text}")
+            if not generation.may_rescue:
+                generation.kill()
+            elif is_new:  # This is told all the time, and survivors' time is limited.
                 self._watchdog.on_trouble()
-            else:
-                self.generation.kill()
 
     def on_closed(self) -> None:
         self._go_on(self.policy.on_closed())
