@@ -315,12 +315,13 @@ class Rendezvous:
             self._count_joining(-1)
         if self._round_store is None:
             waited = time.monotonic() - self._joining_since
-            if self._joining is not None and self._is_known and waited > 3 * _LAST_CALL:
-                self._store.set(self._key(_ROUNDS), "[]")  # Any other node is needed.
+            if self._joining and self._is_known and waited > 3 * _LAST_CALL:
+                # Too few are left, so any that comes is needed.
+                self._store.set(self._key(_ROUNDS), "[]")
             self._tell("alive")
             return
         silent = self._round_store.beat()
-        # Of two that came to one place, one waits on.
+        # One that came for a place which another one took is counted as waiting.
         num_waiting = 0 if self._is_full else self._handler.num_nodes_waiting()
         if time.monotonic() < self._counted_from:
             self._left_behind = min(self._left_behind, num_waiting)
@@ -414,10 +415,8 @@ class Rendezvous:
         if closes:
             self._handler.set_closed()
             # Who waits looks every second, in a store that ends with this process.
-            hearing = time.monotonic() + _HEARING_SECONDS
-            while self._is_host and self._count_joining(0) > 0:
-                if time.monotonic() > hearing:
-                    break
+            until = time.monotonic() + _HEARING_SECONDS if self._is_host else 0.0
+            while time.monotonic() < until and self._count_joining(0) > 0:
                 time.sleep(_RETRY_SECONDS)
         elif self._joining is None:
             self._leave_round()

@@ -142,6 +142,7 @@ class Generation:
 
     Attributes:
         members: The replicas of this node, by rank.
+        is_broken: Whether a node is gone that it needs.
         is_discarded: Whether it was killed because nobody needed it any more.
     """
 

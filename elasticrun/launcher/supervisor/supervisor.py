@@ -434,14 +434,15 @@ class Supervisor:
 
     def on_broken(self, text: str) -> None:
         generation = self.generation
-        if generation is not None and not generation.is_killed:
-            is_new, generation.is_broken = not generation.is_broken, True
-            if is_new:
-                self._console.event(f"generation {generation.number} ends: {text}")
-            if not generation.may_rescue:
-                generation.kill()
-            elif is_new:  # This is told all the time, and survivors' time is limited.
+        if generation is None or generation.is_killed:
+            return
+        if not generation.is_broken:  # It is told as long as that lasts.
+            generation.is_broken = True
+            self._console.event(f"generation {generation.number} ends: {text}")
+            if generation.may_rescue:
                 self._watchdog.on_trouble()
+        if not generation.may_rescue:
+            generation.kill()
 
     def on_closed(self) -> None:
         self._go_on(self.policy.on_closed())
