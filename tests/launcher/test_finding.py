@@ -189,6 +189,7 @@ def test_nodes_meet_in_an_object_store(
     assert Content(bucket.url).read(f"{FOLDER}/endpoint.json")
     stage.mark("go-0")
     finish(stage, *nodes, is_calm=True)
+    assert sizes(stage) == {0: 2}
 
 
 @pytest.mark.wide
@@ -215,3 +216,4 @@ def test_a_node_is_told_to_leave_and_a_signal_after_that_hurries_nobody(
     assert "ending at once" not in first.events
     stage.mark("go-2")
     finish(stage, second, is_calm=True)
+    assert sizes(stage) == {0: 1, 1: 2, 2: 1}

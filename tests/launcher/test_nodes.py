@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import runpy
@@ -9,12 +10,20 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
+import psutil
 import pytest
 import torch
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
+    C10dRendezvousBackend,
+)
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
 from elasticrun.checkpoint.events import read_events
 from elasticrun.testing import run_generation
@@ -30,7 +39,7 @@ from tests.launcher.running import (
     sizes,
     wait_until_nothing_is_left,
 )
-from tests.support.stage import Stage, wait_until
+from tests.support.stage import Stage, freeze, wait_until
 
 pytestmark = pytest.mark.slow(20)
 
@@ -200,7 +209,10 @@ def test_a_hang_that_one_node_sees_prints_the_stacks_of_all(
 
 
 @pytest.mark.wide
-def test_too_few_nodes_wait_for_another_one(stage: Stage, start: Start) -> None:
+def test_too_few_nodes_wait_for_another_one(
+    stage: Stage, start: Start, endpoint: str
+) -> None:
+    """Which is let in, however many have come and gone."""
     options = ["--max-restarts", 0, "--", *HOLDS]
     stays, goes = (start(*options, nodes="2") for _ in range(2))
     goes.wait_until_held(0, 2)
@@ -208,6 +220,7 @@ def test_too_few_nodes_wait_for_another_one(stage: Stage, start: Start) -> None:
     stays.wait_until_said("SIGINT: saving at the next boundary, on all nodes")
     stage.mark("stop-0")
     assert goes.wait() == 130
+    pretend_many_rounds(endpoint)
     replacement = start(*options, nodes="2")
     stays.wait_until_held(1, 2)
     stage.mark("go-1")
@@ -239,6 +252,51 @@ def test_a_node_that_is_killed_costs_what_came_after_the_last_checkpoint(
 
 
 @pytest.mark.wide
+def test_a_machine_that_vanishes_is_told_once_and_holds_nobody_up(
+    stage: Stage, start: Start
+) -> None:
+    """Nor does a replica that may rescue, but waits for it in a collective."""
+    options = ["--max-restarts", 0, "--", *HOLDS]
+    rescue = {"ELASTICRUN_RESCUE": "always"}
+    stays = start(*options, nodes="1:2", **rescue)
+    stays.wait_until_held(0, 1)
+    vanishes = start(*options, nodes="1:2", **rescue)
+    stays.wait_until_said("another node has come")
+    stage.mark("stop-0")
+    stays.wait_until_held(1, 2)
+    machine = psutil.Process(vanishes.pid)
+    for process in (machine, *machine.children(recursive=True)):
+        process.suspend()  # No connection of its is closed.
+    stage.mark("go-1")
+    stays.wait_until_said("generation 1 has lost a node: node 1")
+    vanishes.process.kill()
+    stage.mark("go-2")
+    assert stays.wait() == 0
+    assert stays.events.count("no sign of life") == 2  # Of the end, and what follows.
+    assert sizes(stage) == {0: 1, 1: 2, 2: 1}
+    check_every_sample_was_trained(stage)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_launcher_that_is_suspended_costs_nothing(
+    stage: Stage, start: Start, number: int
+) -> None:
+    """Longer than its rendezvous process may be silent, which goes on speaking."""
+    nodes = [start("--", *HOLDS, nodes="2") for _ in range(2)]
+    nodes[0].wait_until_held(0, 2)
+    freeze(nodes[number].pid)
+    begun = time.monotonic()
+    wait_until(lambda: time.monotonic() - begun > 6.0)
+    os.kill(nodes[number].pid, signal.SIGCONT)
+    stage.mark("go-0")
+    assert ends(*nodes) == [0, 0]
+    assert all("is lost" not in node.events for node in nodes)
+    assert sizes(stage) == {0: 2}
+    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+
+
+@pytest.mark.wide
 def test_a_node_that_dies_before_it_joins_costs_one_save(
     stage: Stage, start: Start
 ) -> None:
@@ -255,6 +313,89 @@ def test_a_node_that_dies_before_it_joins_costs_one_save(
     assert stays.events.count("another node has come") == 1
     assert sizes(stage) == {0: 1, 1: 1}
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+
+
+@pytest.mark.wide
+def test_two_nodes_that_come_to_one_place_cost_one_save(
+    stage: Stage, start: Start, endpoint: str
+) -> None:
+    options = ["--max-restarts", 0, "--", *HOLDS]
+    nodes = [start(*options, nodes="1:2")]
+    nodes[0].wait_until_held(0, 1)
+    nodes += [start(*options, nodes="1:2") for _ in range(2)]
+    wait_until(lambda: num_waiting(endpoint) == 2, "both")
+    stage.mark("stop-0")
+    stage.wait_for("held-1-0", "held-1-1")
+
+    def texts() -> str:
+        return "".join(node.events for node in nodes)
+
+    # It says that only when the others would have counted one that had died.
+    wait_until(lambda: "waiting at 127.0.0.1" in texts(), "the one that waits on")
+    stage.mark("go-1")
+    assert ends(*nodes) == [0, 0, 0]
+    assert texts().count("another node has come") == 1
+    assert sizes(stage) == {0: 1, 1: 2}
+    stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
+
+
+def num_waiting(endpoint: str) -> int:
+    """Return how many nodes wait for the next round, as torch's agents see it."""
+    host, _, port = endpoint.rpartition(":")
+    store = TCPStore(host, int(port), wait_for_workers=False)
+    parameters = RendezvousParameters("c10d", endpoint, "test", 1, 2)
+    backend = C10dRendezvousBackend(store, "test")
+    return create_handler(store, backend, parameters).num_nodes_waiting()
+
+
+def pretend_many_rounds(endpoint: str) -> None:
+    """Let it look as if nodes had come and gone just now, and many times."""
+    host, _, port = endpoint.rpartition(":")
+    store = TCPStore(host, int(port), wait_for_workers=False)
+    [begun] = json.loads(store.get("elasticrun/rounds/test"))
+    store.set("elasticrun/rounds/test", json.dumps([begun] * 20))
+
+
+@pytest.mark.wide
+def test_a_node_that_comes_where_many_come_and_go_waits(
+    stage: Stage, start: Start, endpoint: str
+) -> None:
+    """The stable one trains meanwhile, and is not restarted for it at once."""
+    stable = start("--", *HOLDS, nodes="1:2")
+    stable.wait_until_held(0, 1)
+    pretend_many_rounds(endpoint)
+    comes = start("--", *HOLDS, nodes="1:2")
+    comes.wait_until_said("nodes come and go again and again, so this one waits for")
+    stage.mark("go-0")
+    assert ends(stable, comes) == [0, 0]
+    assert "another node has come" not in stable.events
+    assert sizes(stage) == {0: 1}
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("command", ["stop", None])
+def test_a_node_beyond_the_maximum_ends_with_the_job(
+    stage: Stage, start: Start, command: str | None
+) -> None:
+    nodes = [start("--", *HOLDS, nodes="2") for _ in range(3)]
+    stage.wait_for("held-0-0", "held-0-1")
+
+    def waiting() -> list[Running]:
+        return [node for node in nodes if "waiting at 127.0.0.1" in node.events]
+
+    wait_until(waiting, "the one that waits")
+    [member, *_] = [node for node in nodes if node not in waiting()]
+    if command is None:
+        stage.mark("go-0")
+    else:
+        with ThreadPoolExecutor(1) as threads:
+            stopping = threads.submit(member.ask, command, member.pid)
+            member.wait_until_said("saving at the next boundary")
+            stage.mark("stop-0")
+            assert stopping.result().returncode == 0
+    assert ends(*nodes) == [0 if command is None else 75] * 3
+    assert "is lost" not in waiting()[0].events
+    assert sizes(stage) == {0: 2}
 
 
 @pytest.mark.wide
@@ -290,11 +431,10 @@ def test_scaling_before_the_others_have_come_is_not_lost(
         first.wait_until_said("rescaling from 1 to 2 replicas")
         second = start("--", *HOLDS, nodes="2")
         wait_until(lambda: 3 in sizes(stage).values())
-        for generation in range(3):
-            stage.mark(f"go-{generation}")
+        stage.mark("go-0")
         assert scaling.result().returncode == 0
     assert ends(first, second) == [0, 0]
-    assert set(sizes(stage).values()) == {3}
+    assert sizes(stage) == {0: 3}
     stage.check_exactly_once(NUM_SAMPLES, num_epochs=NUM_EPOCHS)
 
 
@@ -353,6 +493,7 @@ def test_a_budget_is_spent_on_all_nodes_together(stage: Stage, start: Start) -> 
     for node in nodes:
         assert "rank 1 exited with code 3" in node.events
         assert "the last new checkpoint is 1 restart ago" in node.events
+    assert sizes(stage) == {0: 2, 1: 2}
 
 
 def test_stop_ends_the_job_on_all_nodes(stage: Stage, start: Start) -> None:
@@ -367,6 +508,7 @@ def test_stop_ends_the_job_on_all_nodes(stage: Stage, start: Start) -> None:
     assert ends(*nodes) == [75, 75]
     for node in nodes:
         assert "stopped; checkpoint 1 is saved" in node.events
+    assert sizes(stage) == {0: 2}
 
 
 @pytest.mark.wide
@@ -380,6 +522,7 @@ def test_the_end_of_who_serves_the_endpoint_ends_the_job_with_a_checkpoint(
     stage.mark("stop-0")
     assert ends(*nodes) == [143, 75]
     assert len(stage.committed()) == 1
+    assert sizes(stage) == {0: 2}
 
 
 @pytest.mark.wide
@@ -423,6 +566,7 @@ def test_a_program_that_stops_by_itself_stops_on_all_nodes(
     assert ends(*nodes) == [75, 75]
     for node in nodes:
         assert "stopped by itself with exit code 75" in node.events
+    assert sizes(stage) == {0: 2}
 
 
 @pytest.mark.wide

@@ -195,6 +195,11 @@ class ManyNodes:
             self._on_joined(message)
         elif kind == "closed":
             self._subscriber.on_closed()
+        elif kind == "calming":
+            self._say(
+                "nodes come and go again and again, so this one waits for "
+                f"{message['seconds']:.0f} s while the others train"
+            )
         elif kind != "alive":
             self._subscriber.on_no_nodes(_explain(message, self._settings))
 

@@ -23,6 +23,7 @@ from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousError,
+    RendezvousGracefulExitError,
     RendezvousParameters,
     RendezvousTimeoutError,
     dynamic_rendezvous,
@@ -54,6 +55,12 @@ _CLOCK = "elasticrun/clock"
 _SERVED = "elasticrun/served"
 _ROOM = "elasticrun/room"
 _ROOM_SECONDS = 15.0  # A node that died may be here again before its loss has shown.
+_JOINING = "elasticrun/joining"
+_ROUNDS = "elasticrun/rounds"
+_ROUNDS_SECONDS = 3600.0
+_FREE_ROUNDS = 4  # In that time, before nodes that come have to wait.
+_MOST_ROUNDS = 20
+_LONGEST_CALM = 300.0
 SILENT_SECONDS = 8.0
 
 
@@ -97,7 +104,10 @@ class Rendezvous:
         self._round_store: RoundStore | None = None
         self._attempt = 0
         self._joining: threading.Thread | None = None
+        self._joining_since = 0.0
+        self._is_known = False  # It has been a member of a round.
         self._joined: Message | None = None
+        self._is_full = False  # The round has as many nodes as there may be.
         self._left_behind = 0  # Nodes that waited while the round began without them.
         self._counted_from = 0.0
 
@@ -261,6 +271,8 @@ class Rendezvous:
     def _obey(self, message: Message) -> None:
         if message["type"] == "join":
             self._round_store, self._attempt, self._joined = None, 0, None
+            self._joining_since = time.monotonic()
+            self._count_joining(1)
             self._joining = threading.Thread(
                 target=self._join, args=(message["share"],), daemon=True
             )
@@ -268,7 +280,7 @@ class Rendezvous:
         elif message["type"] == "note" and self._round_store is not None:
             self._round_store.put_note(self._attempt, message["note"])
         elif message["type"] == "room":
-            self._store.set(self._room_key, json.dumps(message["room"]))
+            self._store.set(self._key(_ROOM), json.dumps(message["room"]))
         elif message["type"] == "attempt":
             self._attempt = message["attempt"]
         elif message["type"] == "bye":
@@ -287,22 +299,30 @@ class Rendezvous:
         if self._joined is not None:
             joined, self._joined, self._joining = self._joined, None, None
             if joined["type"] == "joined":
+                self._is_known = True
                 self._round_store = RoundStore(
                     self._store,
                     token=joined["token"],
                     node=joined["node"],
                     num_nodes=joined["num_nodes"],
                 )
+                self._is_full = joined["num_nodes"] >= int(self._order["most"])
                 # A node that died may be counted until its loss shows: all would save
                 # and exit for it again and again.
                 self._left_behind = self._handler.num_nodes_waiting()
                 self._counted_from = time.monotonic() + SILENT_SECONDS
             self._channel.send(joined)
+            self._count_joining(-1)
         if self._round_store is None:
+            waited = time.monotonic() - self._joining_since
+            if self._joining and self._is_known and waited > 3 * _LAST_CALL:
+                # Too few are left, so any that comes is needed.
+                self._store.set(self._key(_ROUNDS), "[]")
             self._tell("alive")
             return
         silent = self._round_store.beat()
-        num_waiting = self._handler.num_nodes_waiting()
+        # One that came for a place which another one took is counted as waiting.
+        num_waiting = 0 if self._is_full else self._handler.num_nodes_waiting()
         if time.monotonic() < self._counted_from:
             self._left_behind = min(self._left_behind, num_waiting)
             num_waiting -= self._left_behind
@@ -314,9 +334,31 @@ class Rendezvous:
             num_waiting=num_waiting,
         )
 
+    def _key(self, what: str) -> str:
+        return f"{what}/{self._order['name']}"
+
+    def _count_joining(self, change: int) -> int:
+        """Change how many nodes wait, and return it; one that was killed counts on."""
+        return self._store.add(self._key(_JOINING), change)
+
+    def _await_calm(self) -> None:
+        """Let the others train for a while if nodes come and go again and again.
+
+        Before they hear of this node: one that is killed and started all the time would
+        have them save and restart, or lose what they have trained, for ever.
+        """
+        is_told = False
+        while (left := calm_left(self._rounds)) > 0 and not self._handler.is_closed():
+            if not is_told:
+                self._tell("calming", seconds=left)
+            is_told = True
+            time.sleep(LOOK_SECONDS)
+
     @property
-    def _room_key(self) -> str:
-        return f"{_ROOM}/{self._order['name']}"
+    def _rounds(self) -> list[float]:
+        """When rounds began."""
+        key = self._key(_ROUNDS)
+        return json.loads(self._store.get(key)) if self._store.check([key]) else []
 
     def _lacking_room(self, share: int) -> Message | None:
         """Return why there is no room for so many replicas more, if there is none.
@@ -324,8 +366,8 @@ class Rendezvous:
         Before the others hear of this node, as they would all save and exit.
         """
         deadline = time.monotonic() + _ROOM_SECONDS
-        while self._store.check([self._room_key]):
-            room = json.loads(self._store.get(self._room_key))
+        while self._store.check([self._key(_ROOM)]):
+            room = json.loads(self._store.get(self._key(_ROOM)))
             if not room or share <= room["num_shares"] - room["size"]:
                 return None
             if time.monotonic() > deadline:
@@ -336,9 +378,11 @@ class Rendezvous:
     def _join(self, share: int) -> None:
         """Become a member of the next round; in a thread, since it takes its time."""
         try:
+            if not self._is_known:
+                self._await_calm()
             lacking = self._lacking_room(share) if share else None
             self._joined = lacking or self._next_round()
-        except RendezvousClosedError:
+        except (RendezvousClosedError, RendezvousGracefulExitError):
             self._joined = {"type": "closed"}
         except RendezvousTimeoutError:
             self._joined = {"type": "too_few", "seconds": self._patience}
@@ -349,6 +393,8 @@ class Rendezvous:
         while True:
             round_ = self._handler.next_rendezvous()
             if round_.rank == 0:
+                rounds = [*self._rounds, time.time()][-_MOST_ROUNDS:]
+                self._store.set(self._key(_ROUNDS), json.dumps(rounds))
                 round_.store.set(_TOKEN, uuid.uuid4().hex)
             try:
                 round_.store.wait([_TOKEN], timedelta(seconds=_TOKEN_SECONDS))
@@ -364,11 +410,14 @@ class Rendezvous:
     # The end.
 
     def _leave(self, *, closes: bool, is_hurried: bool) -> None:
+        if self._joining is not None:
+            self._count_joining(-1)
         if closes:
             self._handler.set_closed()
-            if self._is_host and self._handler.num_nodes_waiting():
-                # They look every second, in a store that ends with this process.
-                time.sleep(_HEARING_SECONDS)
+            # Who waits looks every second, in a store that ends with this process.
+            until = time.monotonic() + _HEARING_SECONDS if self._is_host else 0.0
+            while time.monotonic() < until and self._count_joining(0) > 0:
+                time.sleep(_RETRY_SECONDS)
         elif self._joining is None:
             self._leave_round()
         if self._round_store is None:
@@ -405,6 +454,19 @@ class Rendezvous:
 
     def _tell(self, kind: str, **values: object) -> None:
         self._channel.send({"type": kind, **values})
+
+
+def calm_left(rounds: list[float]) -> float:
+    """Return the seconds for which nodes that come are not let in.
+
+    The more rounds began within an hour, the longer the last one is left alone.
+    """
+    now = time.time()
+    num_lately = sum(now - begun < _ROUNDS_SECONDS for begun in rounds)
+    if num_lately <= _FREE_ROUNDS:
+        return 0.0
+    calm = min(2.0 ** (num_lately - _FREE_ROUNDS), _LONGEST_CALM)
+    return max(rounds[-1] + calm - now, 0.0)
 
 
 def _holds(store: TCPStore, key: str, value: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import subprocess
 from collections.abc import Callable
@@ -102,8 +103,18 @@ class RendezvousProcess:
         if self._timer is not None:
             self._timer.cancel()
         if seconds is not None:
-            why = f"no message from it for {seconds:g} s"
-            self._timer = self._loop.call_later(seconds, lambda: self._lose(why))
+            self._timer = self._loop.call_later(
+                seconds, lambda: self._on_silence(seconds)
+            )
+
+    def _on_silence(self, seconds: float) -> None:
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        if poll.poll(0):  # This launcher was held up, by a signal or a disk.
+            self._expect_word(seconds)
+            self._on_readable()
+        else:
+            self._lose(f"no message from it for {seconds:g} s")
 
     def _lose(self, why: str) -> None:
         self.close()

@@ -142,6 +142,7 @@ class Generation:
 
     Attributes:
         members: The replicas of this node, by rank.
+        is_broken: Whether a node is gone that it needs.
         is_discarded: Whether it was killed because nobody needed it any more.
     """
 
@@ -159,6 +160,7 @@ class Generation:
         self.number = number
         self._offset = offset
         self.is_killed = False
+        self.is_broken = False
         self.is_discarded = False
         self.started_at = time.monotonic()
         self._has_log_failed = False

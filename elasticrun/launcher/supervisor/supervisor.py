@@ -433,12 +433,16 @@ class Supervisor:
         self._watchdog.on_trouble()
 
     def on_broken(self, text: str) -> None:
-        if self.generation is not None and not self.generation.is_killed:
-            self._console.event(f"generation {self.generation.number} ends: {text}")
-            if self.generation.may_rescue:
+        generation = self.generation
+        if generation is None or generation.is_killed:
+            return
+        if not generation.is_broken:  # It is told as long as that lasts.
+            generation.is_broken = True
+            self._console.event(f"generation {generation.number} ends: {text}")
+            if generation.may_rescue:
                 self._watchdog.on_trouble()
-            else:
-                self.generation.kill()
+        if not generation.may_rescue:
+            generation.kill()
 
     def on_closed(self) -> None:
         self._go_on(self.policy.on_closed())

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
-from elasticrun.launcher.nodes.rendezvous import Rendezvous
+from elasticrun.launcher.nodes.rendezvous import Rendezvous, calm_left
 from tests.launcher.running import elasticrun
 from tests.support.stage import Stage
 
@@ -35,6 +35,17 @@ def test_a_clock_that_goes_wrong_is_named(stage: Stage) -> None:
         ended = running.result()
     assert ended.returncode == 1
     assert "the clock of this machine differs by" in ended.stderr
+
+
+def test_the_more_rounds_began_within_an_hour_the_longer_the_last_one_lasts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1e9
+    monkeypatch.setattr(time, "time", lambda: now)
+    left = [calm_left([now - 10.0] * number) for number in range(16)]
+    assert left[:9] == [0.0] * 8 + [6.0]
+    assert left[9:] == [22.0, 54.0, 118.0, 246.0, 290.0, 290.0, 290.0]
+    assert calm_left([now - 3600.0] * 20) == 0.0
 
 
 def test_a_torch_that_lets_no_node_leave_is_told(
