@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 from elasticrun.checkpoint.files.durable import (
+    PAGE_SIZE,
     ErrorKeepingWriter,
     start_thread,
     write_through,
 )
 
 CHUNK_SIZE = 64 << 20
-_PAGE_SIZE = 4096
 _WORTH_TOUCHING = 16 << 20
 _WORTH_THREADS = 4 << 20  # Bytes to copy from which on more threads are faster.
 _MOST_THREADS = 4  # More do not make memory faster.
@@ -64,7 +64,7 @@ class CaptureBuffers:
             with contextlib.suppress(NoMemoryLeftError):  # The save will say so.
                 while len(self._touched) < num_chunks and not self._end:
                     chunk = _allocate(CHUNK_SIZE)
-                    np.frombuffer(chunk, np.uint8)[::_PAGE_SIZE] = 0
+                    np.frombuffer(chunk, np.uint8)[::PAGE_SIZE] = 0
                     self._touched.append(chunk)
 
         start_thread(
@@ -83,7 +83,7 @@ class CaptureBuffers:
 
         What does not fit is a NoMemoryLeftError, whatever `write` has made of it.
         """
-        self._end += -self._end % _PAGE_SIZE
+        self._end += -self._end % PAGE_SIZE  # Where a disk may fetch it from.
         begin = self._end
         write_through(ErrorKeepingWriter(self.append), write)
         return tuple(self._blocks(begin, self._end))

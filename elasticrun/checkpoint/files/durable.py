@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import io
 import mmap
 import os
@@ -33,7 +34,9 @@ _LARGEST_START = 64 << 10
 TAIL_SIZE = 1024  # Bytes before a cut by which a file is known again.
 _BEGIN_WRITING = 2  # Linux's SYNC_FILE_RANGE_WRITE: begin, and wait for nothing.
 BLOCK_SIZE = 1 << 20
+PAGE_SIZE = 4096
 _WORTH_CHECKSUM_THREAD = 1 << 20  # Bytes.
+_WORTH_DIRECT = 1 << 20
 LARGEST_SMALL_FILE = 64 << 20  # A manifest lists some 600,000 files in as much.
 
 
@@ -300,13 +303,17 @@ def write_blocks(
 ) -> FileRecord:
     """Create the file with these blocks, as `write_file` does, while training runs.
 
-    The disk works while the blocks are handed over, which promises nothing yet.
+    So it takes little from the cores: where they can, disks fetch the blocks. The pages
+    of the system's cache would be fresh memory, whose first touch takes longer than the
+    disk; those few that load it after a crash of all replicas read it from there.
     """
     size = crc32 = 0
     with open(path, "xb", buffering=0) as file:
         for block in blocks:
             while block:
-                num_bytes = file.write(block[:WRITE_SIZE])
+                piece = block[:WRITE_SIZE]
+                num_bytes = _write_directly(file, piece) if is_forced else 0
+                num_bytes = num_bytes or file.write(piece)
                 if is_forced:
                     _sync_file_range(file.fileno(), size, num_bytes, _BEGIN_WRITING)
                 # While the disk writes. A thread of its own for it would be one more
@@ -317,6 +324,27 @@ def write_blocks(
         if is_forced:
             os.fsync(file.fileno())
     return FileRecord(path.name, size, crc32)
+
+
+def _write_directly(file: io.FileIO, block: memoryview) -> int:
+    """Write whole pages from memory to the disk, and return how many bytes.
+
+    None where they are few, which the next start finds in the cache then, or where the
+    file system, or the block's place in memory, does not allow it.
+    """
+    whole_pages = block[: len(block) // PAGE_SIZE * PAGE_SIZE]
+    if len(block) < _WORTH_DIRECT:
+        return 0
+    flags = fcntl.fcntl(file, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(file, fcntl.F_SETFL, flags | os.O_DIRECT)
+        return file.write(whole_pages)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return 0
+    finally:
+        fcntl.fcntl(file, fcntl.F_SETFL, flags)
 
 
 def write_atomically(path: Path, data: bytes, *, is_forced: bool = True) -> None:
