@@ -303,9 +303,8 @@ def write_blocks(
 ) -> FileRecord:
     """Create the file with these blocks, as `write_file` does, while training runs.
 
-    So it takes little from the cores: where they can, disks fetch the blocks. The pages
-    of the system's cache would be fresh memory, whose first touch takes longer than the
-    disk; those few that load it after a crash of all replicas read it from there.
+    Training wants the cores. So large blocks do not go through the system's cache,
+    whose pages are fresh memory: to touch them first can take longer than the disk.
     """
     size = crc32 = 0
     with open(path, "xb", buffering=0) as file:
@@ -329,12 +328,12 @@ def write_blocks(
 def _write_directly(file: io.FileIO, block: memoryview) -> int:
     """Write whole pages from memory to the disk, and return how many bytes.
 
-    None where they are few, which the next start finds in the cache then, or where the
-    file system, or the block's place in memory, does not allow it.
+    None where that is not worth it, or where the file system, or the block's place in
+    memory, does not allow it.
     """
-    whole_pages = block[: len(block) // PAGE_SIZE * PAGE_SIZE]
     if len(block) < _WORTH_DIRECT:
         return 0
+    whole_pages = block[: len(block) // PAGE_SIZE * PAGE_SIZE]
     flags = fcntl.fcntl(file, fcntl.F_GETFL)
     try:
         fcntl.fcntl(file, fcntl.F_SETFL, flags | os.O_DIRECT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import itertools
 import json
@@ -55,6 +56,22 @@ def test_blocks_of_any_length_come_whole(tmp_path: Path, offset: int) -> None:
     data = b"".join(blocks)
     assert record == FileRecord("model", len(data), zlib.crc32(data))
     assert read(tmp_path / "model", record) == data
+
+
+def test_file_system_that_must_cache_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = fcntl.fcntl
+
+    def refuse(file: Any, command: int, value: int = 0) -> int:
+        if command == fcntl.F_SETFL and value & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return control(file, command, value)
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    blocks = [memoryview(os.urandom(2 << 20))]
+    record = durable.write_blocks(tmp_path / "model", blocks)
+    assert read(tmp_path / "model", record) == blocks[0]
 
 
 @pytest.mark.parametrize("is_zipfile", [True, False])
