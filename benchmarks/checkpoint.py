@@ -7,7 +7,8 @@ training thread waits, `total` until the checkpoint is durable: elasticrun's wit
 checksums of its files, their fsync, the manifest and the commit; the others' with
 fsync, which DCP makes by itself. `memory` is by how much the process has grown once a
 method has been used, in GiB. `load` is until the parameters are in the module, from the
-page cache; only elasticrun's has compared a checksum.
+page cache, which a save of elasticrun's in flight bypasses; only its load has compared
+a checksum.
 
 What they are compared with: `memcpy` copies the tensors into memory that was used
 before (by NumPy or by torch, whose median is less), `raw` writes them to a file in

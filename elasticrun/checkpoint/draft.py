@@ -15,13 +15,12 @@ import errno
 import re
 import socket
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import BinaryIO
 
 from elasticrun.checkpoint.files.durable import (
-    Captured,
     DamagedFileError,
     FileRecord,
     StoreUnreachableError,
@@ -111,9 +110,9 @@ class Draft:
         check_file_name(name)
         return self.storage.write(self.folder, name, write)
 
-    def write_captured(self, name: str, captured: Captured) -> FileRecord:
+    def write_captured(self, name: str, blocks: Sequence[memoryview]) -> FileRecord:
         check_file_name(name)
-        return self.storage.write_captured(self.folder, name, captured)
+        return self.storage.write_captured(self.folder, name, blocks)
 
     def copy(self, checkpoint: Checkpoint, name: str) -> FileRecord:
         """Carry a file over from another checkpoint in the same storage."""

@@ -19,9 +19,8 @@ from elasticrun.checkpoint.draft import Checkpoint, Draft
 from elasticrun.checkpoint.files.capture_buffers import (
     CaptureBuffers,
     NoMemoryLeftError,
-    start_checksums,
 )
-from elasticrun.checkpoint.files.durable import Captured, FileRecord
+from elasticrun.checkpoint.files.durable import FileRecord
 from elasticrun.checkpoint.manifest import Manifest, version
 from elasticrun.checkpoint.position import Position
 from elasticrun.checkpoint.registry import Registry
@@ -51,7 +50,7 @@ class OwnFile(NamedTuple):
 
     file_name: str
     save: Callable[[BinaryIO], object]
-    captured: Captured | None = None
+    captured: tuple[memoryview, ...] | None = None
 
     def write(self, draft: Draft) -> FileRecord:
         """Write the file into a draft."""
@@ -248,7 +247,6 @@ class Capturer:
                 else memory.capture(_explaining_streams(state, write))
             )
             files.append(OwnFile(state.file_name(self._rank), write, content))
-        start_checksums([f.captured for f in files if f.captured is not None])
         return tuple(files)
 
     def _samples(self) -> Samples:

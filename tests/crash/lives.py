@@ -6,7 +6,7 @@ from pathlib import Path
 
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.files import durable
-from elasticrun.checkpoint.files.capture_buffers import CaptureBuffers, start_checksums
+from elasticrun.checkpoint.files.capture_buffers import CaptureBuffers
 from elasticrun.checkpoint.store import CheckpointStore
 from tests.support.stores import manifest
 
@@ -41,7 +41,6 @@ def save(
     draft = store.begin(store.next_number(), is_forced=is_forced)
     contents = states(draft.number)
     model = CaptureBuffers().capture(lambda file: file.write(contents["model"]))
-    start_checksums([model])
     try:
         records = [
             draft.write_captured("model", model),

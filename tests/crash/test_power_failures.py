@@ -158,13 +158,12 @@ def write_file_without_syncing(
     return FileRecord(path.name, writer.size, writer.crc32)
 
 
-def write_blocks_without_syncing(
-    path: Path, blocks: Any, *, checksum: Any, **_: object
-) -> Any:
+def write_blocks_without_syncing(path: Path, blocks: Any, **_: object) -> FileRecord:
     """The same for states that come from memory."""
     with durable.open(path, "xb") as file:  # type: ignore[attr-defined]
-        size = sum(file.write(block) for block in blocks)
-    return FileRecord(path.name, size, checksum())
+        writer = ChecksumWriter(file.write)
+        writer.writelines(blocks)
+    return FileRecord(path.name, writer.size, writer.crc32)
 
 
 @pytest.mark.slow

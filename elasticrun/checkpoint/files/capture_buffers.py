@@ -11,19 +11,17 @@ import contextlib
 import mmap
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 from elasticrun.checkpoint.files.durable import (
-    WORTH_CHECKSUM_THREAD,
-    Captured,
+    PAGE_SIZE,
     ErrorKeepingWriter,
     start_thread,
     write_through,
 )
 
 CHUNK_SIZE = 64 << 20
-_PAGE_SIZE = 4096
 _WORTH_TOUCHING = 16 << 20
 _WORTH_THREADS = 4 << 20  # Bytes to copy from which on more threads are faster.
 _MOST_THREADS = 4  # More do not make memory faster.
@@ -66,7 +64,7 @@ class CaptureBuffers:
             with contextlib.suppress(NoMemoryLeftError):  # The save will say so.
                 while len(self._touched) < num_chunks and not self._end:
                     chunk = _allocate(CHUNK_SIZE)
-                    np.frombuffer(chunk, np.uint8)[::_PAGE_SIZE] = 0
+                    np.frombuffer(chunk, np.uint8)[::PAGE_SIZE] = 0
                     self._touched.append(chunk)
 
         start_thread(
@@ -80,15 +78,15 @@ class CaptureBuffers:
             self._touched.clear()
         self._end, self._is_used = 0, True
 
-    def capture(self, write: Callable[[BinaryIO], object]) -> Captured:
-        """Return what `write` puts into a stream.
+    def capture(self, write: Callable[[BinaryIO], object]) -> tuple[memoryview, ...]:
+        """Return what `write` puts into a stream, in blocks.
 
         What does not fit is a NoMemoryLeftError, whatever `write` has made of it.
         """
-        self._end += -self._end % _PAGE_SIZE
+        self._end += -self._end % PAGE_SIZE  # Where a disk may fetch it from.
         begin = self._end
         write_through(ErrorKeepingWriter(self.append), write)
-        return Captured(list(self._blocks(begin, self._end)))
+        return tuple(self._blocks(begin, self._end))
 
     def append(self, data: memoryview) -> None:
         """Copy bytes to the end of what is being captured."""
@@ -117,19 +115,6 @@ class CaptureBuffers:
             size = min(CHUNK_SIZE - offset, end - begin)
             yield self._chunks[number][offset : offset + size].toreadonly()
             begin += size
-
-
-def start_checksums(files: Sequence[Captured]) -> None:
-    """Have the checksums of files computed while these are written."""
-
-    def compute() -> None:
-        for file in files:
-            file.compute_checksum()
-
-    is_small = sum(file.size for file in files) < WORTH_CHECKSUM_THREAD
-    thread = threading.Thread(target=compute, name="elasticrun-checksum", daemon=True)
-    if is_small or not start_thread(thread):
-        compute()
 
 
 def _allocate(size: int) -> memoryview:

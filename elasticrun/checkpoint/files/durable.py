@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import io
 import mmap
 import os
@@ -17,8 +18,7 @@ import shutil
 import stat
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TextIO, TypeVar, cast
@@ -34,7 +34,9 @@ _LARGEST_START = 64 << 10
 TAIL_SIZE = 1024  # Bytes before a cut by which a file is known again.
 _BEGIN_WRITING = 2  # Linux's SYNC_FILE_RANGE_WRITE: begin, and wait for nothing.
 BLOCK_SIZE = 1 << 20
-WORTH_CHECKSUM_THREAD = 1 << 20  # Bytes.
+PAGE_SIZE = 4096
+_WORTH_CHECKSUM_THREAD = 1 << 20  # Bytes.
+_WORTH_DIRECT = 1 << 20
 LARGEST_SMALL_FILE = 64 << 20  # A manifest lists some 600,000 files in as much.
 
 
@@ -235,7 +237,7 @@ class ChecksumWriter(ErrorKeepingWriter):
                     "(numpy.ascontiguousarray)"
                 )
         thread = None
-        if size >= WORTH_CHECKSUM_THREAD:
+        if size >= _WORTH_CHECKSUM_THREAD:
             thread = threading.Thread(target=compute, name="elasticrun-checksum")
             thread = thread if start_thread(thread) else None
         try:
@@ -276,33 +278,6 @@ def write_through(writer: _Writer, write: Callable[[BinaryIO], object]) -> _Writ
     return writer
 
 
-class Captured:
-    """One file's content in memory."""
-
-    def __init__(self, blocks: Sequence[memoryview]) -> None:
-        self.blocks = tuple(blocks)
-        self._crc32: Future[int] = Future()
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.blocks))
-
-    def compute_checksum(self) -> None:
-        """Compute the checksum; in a thread of its own if the files are large."""
-        try:
-            crc32 = 0
-            for block in self.blocks:
-                crc32 = zlib.crc32(block, crc32)
-        except BaseException as error:
-            self._crc32.set_exception(error)
-        else:
-            self._crc32.set_result(crc32)
-
-    def checksum(self) -> int:
-        """Return the checksum; waits for the thread that computes it."""
-        return self._crc32.result()
-
-
 def write_file(
     path: Path, write: Callable[[BinaryIO], object], *, is_forced: bool = True
 ) -> FileRecord:
@@ -324,32 +299,51 @@ def write_file(
 
 
 def write_blocks(
-    path: Path,
-    blocks: Iterable[memoryview],
-    *,
-    checksum: Callable[[], int],
-    is_forced: bool = True,
+    path: Path, blocks: Iterable[memoryview], *, is_forced: bool = True
 ) -> FileRecord:
-    """Create the file with these blocks, as `write_file` does.
+    """Create the file with these blocks, as `write_file` does, while training runs.
 
-    The disk works while the blocks are handed over, which promises nothing yet.
-
-    Args:
-        checksum: Returns the checksum of all of them; asked when they are on the disk,
-            so that it can be computed meanwhile.
+    Training wants the cores. So large blocks do not go through the system's cache,
+    whose pages are fresh memory: to touch them first can take longer than the disk.
     """
-    size = 0
+    size = crc32 = 0
     with open(path, "xb", buffering=0) as file:
         for block in blocks:
             while block:
-                num_bytes = file.write(block[:WRITE_SIZE])
+                piece = block[:WRITE_SIZE]
+                num_bytes = _write_directly(file, piece) if is_forced else 0
+                num_bytes = num_bytes or file.write(piece)
                 if is_forced:
                     _sync_file_range(file.fileno(), size, num_bytes, _BEGIN_WRITING)
+                # While the disk writes. A thread of its own for it would be one more
+                # than there are cores, if training has all but one.
+                crc32 = zlib.crc32(block[:num_bytes], crc32)
                 size += num_bytes
                 block = block[num_bytes:]
         if is_forced:
             os.fsync(file.fileno())
-    return FileRecord(path.name, size, checksum())
+    return FileRecord(path.name, size, crc32)
+
+
+def _write_directly(file: io.FileIO, block: memoryview) -> int:
+    """Write whole pages from memory to the disk, and return how many bytes.
+
+    None where that is not worth it, or where the file system, or the block's place in
+    memory, does not allow it.
+    """
+    if len(block) < _WORTH_DIRECT:
+        return 0
+    whole_pages = block[: len(block) // PAGE_SIZE * PAGE_SIZE]
+    flags = fcntl.fcntl(file, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(file, fcntl.F_SETFL, flags | os.O_DIRECT)
+        return file.write(whole_pages)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return 0
+    finally:
+        fcntl.fcntl(file, fcntl.F_SETFL, flags)
 
 
 def write_atomically(path: Path, data: bytes, *, is_forced: bool = True) -> None:

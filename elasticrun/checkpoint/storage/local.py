@@ -7,13 +7,12 @@ import copy
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from elasticrun.checkpoint.files import durable
 from elasticrun.checkpoint.files.durable import (
-    Captured,
     DamagedFileError,
     FileRecord,
     StoreUnreachableError,
@@ -165,14 +164,11 @@ class LocalStorage(Storage):
         path = self.locate(folder, name)
         return durable.write_file(path, write, is_forced=self._is_forced)
 
-    def write_captured(self, folder: str, name: str, captured: Captured) -> FileRecord:
+    def write_captured(
+        self, folder: str, name: str, blocks: Sequence[memoryview]
+    ) -> FileRecord:
         path = self.locate(folder, name)
-        return durable.write_blocks(
-            path,
-            captured.blocks,
-            checksum=captured.checksum,
-            is_forced=self._is_forced,
-        )
+        return durable.write_blocks(path, blocks, is_forced=self._is_forced)
 
     def copy(self, source: str, folder: str, record: FileRecord) -> FileRecord:
         return durable.copy_file(

@@ -9,10 +9,10 @@ neither belongs to somebody else, whatever its name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import BinaryIO
 
-from elasticrun.checkpoint.files.durable import Captured, FileRecord
+from elasticrun.checkpoint.files.durable import FileRecord
 from elasticrun.checkpoint.storage.place import OwnerProcess, Place
 
 
@@ -123,9 +123,11 @@ class Storage(ABC):
     ) -> FileRecord:
         """Write a file with what `write` puts into a stream that cannot seek."""
 
-    def write_captured(self, folder: str, name: str, captured: Captured) -> FileRecord:
-        """Write a file from memory; a storage may compute its checksum again."""
-        return self.write(folder, name, lambda file: file.writelines(captured.blocks))
+    def write_captured(
+        self, folder: str, name: str, blocks: Sequence[memoryview]
+    ) -> FileRecord:
+        """Write a file from memory, while training runs."""
+        return self.write(folder, name, lambda file: file.writelines(blocks))
 
     @abstractmethod
     def copy(self, source: str, folder: str, record: FileRecord) -> FileRecord:

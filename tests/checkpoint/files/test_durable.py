@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
+import itertools
 import json
+import mmap
 import os
 import zlib
 from pathlib import Path
@@ -40,6 +43,35 @@ def test_checksum_does_not_depend_on_how_it_is_written(
     record = durable.write_file(path, write)
     assert record == FileRecord("model", len(data), zlib.crc32(data))
     assert read(path, record) == data
+
+
+@pytest.mark.parametrize("offset", [0, 1], ids=["on a page", "between pages"])
+def test_blocks_of_any_length_come_whole(tmp_path: Path, offset: int) -> None:
+    """Those that a disk may fetch from memory, and those that it may not."""
+    memory = memoryview(mmap.mmap(-1, 5 << 20))
+    memory[:] = os.urandom(len(memory))
+    ends = [0, 4096, 4096 + (3 << 20), (5 << 20) - 5]
+    blocks = [memory[a + offset : b] for a, b in itertools.pairwise(ends)]
+    record = durable.write_blocks(tmp_path / "model", blocks)
+    data = b"".join(blocks)
+    assert record == FileRecord("model", len(data), zlib.crc32(data))
+    assert read(tmp_path / "model", record) == data
+
+
+def test_file_system_that_must_cache_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = fcntl.fcntl
+
+    def refuse(file: Any, command: int, value: int = 0) -> int:
+        if command == fcntl.F_SETFL and value & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return control(file, command, value)
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    blocks = [memoryview(os.urandom(2 << 20))]
+    record = durable.write_blocks(tmp_path / "model", blocks)
+    assert read(tmp_path / "model", record) == blocks[0]
 
 
 @pytest.mark.parametrize("is_zipfile", [True, False])
