@@ -253,6 +253,11 @@ def capture(device: torch.device) -> dict[str, Any]:
     return _with_gpus(values, _gpus(device))
 
 
+def generators_of_cpu() -> bytes:
+    """Return the states of Python's, NumPy's and torch's generators, to compare."""
+    return _encoded(capture(torch.device("cpu")))
+
+
 def _gpus(device: torch.device) -> dict[int, torch.Tensor]:
     """Return the states of GPUs by their numbers; -1 is this replica's own."""
     if not torch.cuda.is_initialized():

@@ -35,16 +35,20 @@ from torch.utils.data import (
 )
 
 from elasticrun.checkpoint.states.generators import (
+    generators_of_cpu,
     program_generators_kept,
     seed_generators,
 )
 from elasticrun.data.order.plan import SplitIndices, as_lists
 from elasticrun.data.workers.forking import sure_to_begin
+from elasticrun.logger import Logger
 from elasticrun.replicas.signals import (
     handled_stop_signals,
     ignore_stop_signals_in_worker,
     stop_signals_blocked,
 )
+
+logger = Logger(__name__)
 
 _NAME_IN_PROFILES = "enumerate(DataLoader)#AdaptiveDataLoader.__next__"
 _TENSOR = (torch.Tensor, "torch.Tensor", "Tensor")
@@ -56,6 +60,7 @@ ReadRequest = tuple[list[int], int | list[int]]
 # Bytes of a tensor that is sent by value: up to here two to five times as many batches
 # a second arrive; from a mebibyte on, shared memory is the faster way.
 LARGEST = 1 << 17
+_NUM_LOOKED_AT = 3  # Batches in which nothing should be drawn.
 
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -283,6 +288,7 @@ class Reader(Dataset[Any]):
         self.dataset = dataset
         self.collate: Callable[[Any], Any] = unchanged
         self._draws = draws
+        self._num_looked_at = 0  # Batches without draws, of which the first ones are.
         self._takes_tensor = takes_tensor(dataset)
 
     def __len__(self) -> int:
@@ -298,12 +304,29 @@ class Reader(Dataset[Any]):
     def _read(self, indices: list[int], seed: int | list[int]) -> Sequence[Any]:
         """Return samples; the generators are left as the last one left them."""
         if not self._draws:
-            return batch_reading(self.dataset)(indices)
+            return self._read_without_draws(indices)
         if isinstance(seed, list):
             return self._read_each_seeded(indices, seed)
         seed_generators(seed)
         wanted = torch.tensor(indices) if self._takes_tensor else indices
         return batch_reading(self.dataset)(wanted)
+
+    def _read_without_draws(self, indices: list[int]) -> Sequence[Any]:
+        read = batch_reading(self.dataset)
+        if self._num_looked_at == _NUM_LOOKED_AT:
+            return read(indices)
+        self._num_looked_at += 1
+        before = generators_of_cpu()
+        samples = read(indices)
+        if generators_of_cpu() != before:
+            self._num_looked_at = _NUM_LOOKED_AT
+            logger.warning(
+                "reading %s draws random numbers (in `parse`, perhaps), which are not "
+                "seeded there: after a restart, or in other workers, samples will be "
+                "others. Draw them in `transform`",
+                type(self.dataset).__name__,
+            )
+        return samples
 
     def _read_each_seeded(self, indices: list[int], seeds: list[int]) -> list[Any]:
         # Item by item, unless there is but the stub of torch's base class for that.

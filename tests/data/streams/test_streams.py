@@ -183,6 +183,18 @@ def test_transforms_draw_alike_with_and_without_workers(
     assert run_once(lambda: drawn(2)) == run_once(lambda: drawn(0))
 
 
+@pytest.mark.parametrize("option", ["parse", "transform"])
+def test_parsing_that_draws_is_told(
+    job: Any, tmp_path: Path, option: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a").write_text("1\n2\n3\n4\n")
+    drawn: Any = {option: lambda line: int(line) + random.random()}
+    for data in (TextLines(tmp_path / "a", **drawn), Numbers(*LENGTHS)):
+        list(AdaptiveDataLoader(data, 1, seed_each="sample"))
+    told = [each.message for each in caplog.records if "Draw them" in each.message]
+    assert len(told) == (option == "parse"), told
+
+
 class Draws(Dataset[int]):
     def __len__(self) -> int:
         return 5
