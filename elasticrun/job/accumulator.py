@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import Any, BinaryIO, Generic, NoReturn, TypeVar
 
 from elasticrun.checkpoint.states.expected import (
     FLAG,
@@ -212,12 +212,7 @@ class Accumulator(MutableMapping[SumKey, Any]):
         self._view.clear()
 
     def _unreadable(self, what: str) -> LoopOrderError:
-        name = self._sums.name
-        return LoopOrderError(
-            f"{name}{what} outside of a synchronized block, where no sum over the "
-            "replicas is known. In a loop use `+=` and `-=`; read and assign within "
-            f"`with {name}.synchronized():`."
-        )
+        return _unreadable_error(self._sums.name, what)
 
 
 class _Addend:
@@ -238,6 +233,24 @@ class _Addend:
 
     def __repr__(self) -> str:
         return f"<{self._name}[{self.key!r}]; read it in a synchronized block>"
+
+    def __format__(self, spec: str) -> str:
+        return self._refuse() if spec else repr(self)
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise _unreadable_error(self._name, f"[{self.key!r}] is read")
+
+    __float__ = __int__ = __bool__ = __round__ = __neg__ = __abs__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __radd__ = __rsub__ = _refuse
+
+
+def _unreadable_error(name: str, what: str) -> LoopOrderError:
+    return LoopOrderError(
+        f"{name}{what} outside of a synchronized block, where no sum over the replicas "
+        "is known. In a loop use `+=` and `-=`; read and assign within "
+        f"`with {name}.synchronized():`."
+    )
 
 
 class _InOrder(Generic[T]):
@@ -414,7 +427,8 @@ def _check_place(job: Job) -> None:
             "an Accumulator without a name is being made inside the loop over "
             f"`{job.loader.name}` ({job.loader.where}). After a restart that loop "
             "continues in the middle, so one made earlier in it would be missing. Make "
-            "it before the loop."
+            "it before the loop. For an evaluation in the loop's body, too: make it "
+            "once, and clear() it at the end of each synchronized block."
         )
 
 

@@ -506,8 +506,10 @@ class Job:
                 f"an epoch {what} while the loop over `{self.loader.name}` "
                 f"({self.loader.where}) was at sample {self.progress.position.index} "
                 f"of {self.loader.num_samples}. A loop belongs to one epoch, so it "
-                "could not resume. Do not keep an iterator over epochs: let each have "
-                "a loop of its own."
+                "could not resume. A variable still holds its iterator, such as `bar` "
+                "in `bar = tqdm(enumerate(train))` when `break` has left the loop. "
+                "Write `for ... in tqdm(enumerate(train))`, or `del bar` behind the "
+                "loop, and do not keep an iterator over epochs."
             )
 
     def _moving_on(self, move: Callable[[], None]) -> None:

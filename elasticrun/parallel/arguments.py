@@ -57,6 +57,11 @@ def check_options(options: dict[str, Any]) -> None:
 
 def check_module(module: nn.Module, wrapper: type[nn.Module]) -> None:
     """Refuse a module without anything to train, and one that is wrapped already."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"{type(module).__name__} stands in the place of the module, and is no "
+            "nn.Module. Write AdaptiveDataParallel(module, optimizer, lr_scheduler)."
+        )
     if any(isinstance(each, wrapper) for each in module.modules()):
         raise TypeError(
             f"{type(module).__name__} is or has an {wrapper.__name__}, which would "

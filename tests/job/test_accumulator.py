@@ -186,7 +186,9 @@ def test_one_of_an_epoch_ends_with_it() -> None:
                 if epoch == 1:
                     with pytest.raises(LoopOrderError, match="made in epoch 0 is used"):
                         of_first["n"] += 1
-                with pytest.raises(LoopOrderError, match=r"inside the loop over `load"):
+                with pytest.raises(
+                    LoopOrderError, match=r"inside the loop over `load.*once, and clear"
+                ):
                     Accumulator()
         with (
             pytest.raises(LoopOrderError, match="Read it in its epoch"),
@@ -207,6 +209,12 @@ def test_outside_of_blocks_nothing_is_read() -> None:
             lambda: total.__setitem__("n", 1),
             lambda: total.__delitem__("n"),
             total.clear,
+            lambda: total["l"] / total["n"],
+            lambda: 2 * total["l"],
+            lambda: total["l"] > 3,
+            lambda: bool(total["n"]),
+            lambda: float(total["l"]),
+            lambda: f"{total['l']:.3f}",
         ):
             with pytest.raises(LoopOrderError, match="outside of a synchronized block"):
                 wrong()

@@ -479,6 +479,22 @@ def test_a_loop_does_not_span_epochs(job: Job) -> None:
         script()
 
 
+def test_a_variable_that_holds_a_loop_left_by_break_is_named(job: Job) -> None:
+    loader = AdaptiveDataLoader(Numbers(20), 2, name="train")
+
+    def script(epochs: int, *, deletes: bool) -> None:
+        for _ in remaining_epochs_until(epochs):
+            bar = enumerate(loader)
+            for _ in bar:
+                break
+            if deletes:
+                del bar
+
+    script(2, deletes=True)
+    with pytest.raises(LoopOrderError, match=r"when `break` has left .* or `del bar`"):
+        script(3, deletes=False)
+
+
 def test_an_exception_leaves_a_loop_unfinished_that_a_variable_held(job: Job) -> None:
     loader = AdaptiveDataLoader(Numbers(12), 2)
     delivered: list[int] = []

@@ -124,6 +124,8 @@ def test_optimizer_and_scheduler_that_are_swapped_are_refused() -> None:
     for swapped in [(scheduler, optimizer), (scheduler,), (None, optimizer)]:
         with pytest.raises(TypeError, match="is in the place of the other one"):
             AdaptiveDataParallel(net, *swapped)
+    with pytest.raises(TypeError, match="SGD stands in the place of the module"):
+        AdaptiveDataParallel(optimizer, net)
     AdaptiveDataParallel(net, optimizer, scheduler)
 
 
