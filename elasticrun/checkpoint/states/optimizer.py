@@ -60,7 +60,7 @@ class OptimizerState(StatefulState):
         """Remember the options of its groups: all else changes in its step alone."""
         if self._consolidate is not None:
             raise CannotRescueError(f"each replica has a part of {self.name!r}")
-        before = [_options_of(group) for group in self._optimizer.param_groups]
+        before = [options_of(group) for group in self._optimizer.param_groups]
         counts = self._counts()
 
         def put_back() -> None:
@@ -301,10 +301,10 @@ def _try_step(
     return None
 
 
-def _options_of(group: dict[str, Any]) -> dict[str, Any]:
+def options_of(group: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of a group's options, such as its learning rate."""
     options = dict(group)
-    del options["params"]
+    options.pop("params", None)
     if _FIXED.issuperset(map(type, options.values())):
         return options
     for key, value in options.items():
