@@ -53,6 +53,7 @@ class Registry:
             if name.lower() == state.name.lower():
                 kind = type(other if other.target is None else other.target)
                 is_own = kind.__module__.startswith("elasticrun.")
+                is_own &= other.target is None
                 by = "another one" if is_own else f"a {kind.__name__}"
                 raise StateNameError(
                     f"the name {state.name!r} is taken by {by}, made before. "
@@ -82,7 +83,7 @@ class Registry:
         return is_loaded
 
     def _set_options_of_held(self, holder: object) -> None:
-        """Set the options of an object's optimizers if their rates are not as loaded."""
+        """Set options of an object's optimizers whose rates are not as loaded."""
         held = getattr(holder, "__dict__", {}).values()
         for state in self._states.values():
             target = state.target
