@@ -12,7 +12,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from elasticrun.checkpoint.draft import Checkpoint
-from elasticrun.checkpoint.states.optimizer import options_of
+from elasticrun.checkpoint.states.parameter_names import options_of
 from elasticrun.checkpoint.states.state import BaseState, epoch_of, state_of_file
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.errors import CheckpointError, ElasticRunError, StateNameError, text_of
