@@ -9,7 +9,10 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
+from torch.optim import Optimizer
+
 from elasticrun.checkpoint.draft import Checkpoint
+from elasticrun.checkpoint.states.parameter_names import options_of
 from elasticrun.checkpoint.states.state import BaseState, epoch_of, state_of_file
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.errors import CheckpointError, ElasticRunError, StateNameError, text_of
@@ -34,6 +37,8 @@ class Registry:
         self._rank = rank
         self._states: dict[str, BaseState] = {}
         self._every: list[BaseState] | None = None  # With their parts, if it is known.
+        # The options of optimizers' groups as they were loaded.
+        self._options: dict[str, list[dict[str, Any]]] = {}
         self._num_ended_epochs = 0  # With which states of epochs have ended.
         self.not_found: set[str] = set()
 
@@ -46,12 +51,16 @@ class Registry:
     def add(self, state: BaseState) -> None:
         for name, other in self._states.items():
             if name.lower() == state.name.lower():
+                kind = type(other if other.target is None else other.target)
+                is_own = kind.__module__.startswith("elasticrun.")
+                is_own &= other.target is None
+                by = "another one" if is_own else f"a {kind.__name__}"
                 raise StateNameError(
-                    f"the name {state.name!r} is taken by a {type(other).__name__}. "
+                    f"the name {state.name!r} is taken by {by}, made before. "
                     "Two states of one name would overwrite each other in each "
-                    "checkpoint. Give one of them another name; or, if this is one "
-                    "that is made again in each epoch, make it once, before the epoch "
-                    "loop."
+                    "checkpoint. Give one of them another name (name=, or another "
+                    "keyword of register); or, if this is one that is made again in "
+                    "each epoch, make it once, before the epoch loop."
                 )
         state.note_states(self)
         self._states[state.name], self._every = state, None
@@ -60,17 +69,32 @@ class Registry:
         """Load a state if the checkpoint has it; return whether it had.
 
         Making a scheduler sets the optimizer's learning rate back to the first one. So
-        an optimizer that was loaded before its scheduler was made is loaded once more
-        (`BaseState.overwrites`).
+        an optimizer that was loaded before its scheduler was made has its options set
+        once more, before the scheduler's state is loaded, which may set them, too.
         """
+        if checkpoint is not None and checkpoint.has(state.file_name(self._rank)):
+            self._set_options_of_held(state.target)
         is_loaded = self.load_alone(state, checkpoint)
         if checkpoint is not None and not is_loaded:
             self.not_found.add(state.name)
-        if is_loaded and (overwritten := state.overwrites) is not None:
-            for other in self:
-                if other.target is overwritten:
-                    self.load_alone(other, checkpoint)
+        if is_loaded and isinstance(state.target, Optimizer):
+            groups = state.target.param_groups
+            self._options[state.name] = [options_of(group) for group in groups]
         return is_loaded
+
+    def _set_options_of_held(self, holder: object) -> None:
+        """Set options of an object's optimizers whose rates are not as loaded."""
+        held = getattr(holder, "__dict__", {}).values()
+        for state in self._states.values():
+            target = state.target
+            is_held = any(target is each for each in held)
+            if not (isinstance(target, Optimizer) and is_held):
+                continue
+            loaded = self._options.get(state.name, [])
+            pairs = list(zip(target.param_groups, loaded, strict=False))
+            if any(group.get("lr") != options.get("lr") for group, options in pairs):
+                for group, options in pairs:
+                    group.update(options_of(options))
 
     def load_alone(self, state: BaseState, checkpoint: Checkpoint | None) -> bool:
         """Load a state, and no other one with it; return whether it was there."""

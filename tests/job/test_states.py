@@ -162,10 +162,11 @@ def test_two_sets_of_variables_need_two_names(job: Job) -> None:
     Variables(a=1, name="others")
     with pytest.raises(
         StateNameError,
-        match=r"the name 'variables' is taken by a _?Variables\w*\. Two states of one "
-        r"name would overwrite each other in each checkpoint\. Give one of them "
-        r"another name; or, if this is one that is made again in each epoch, make it "
-        r"once, before the epoch loop\.",
+        match=r"the name 'variables' is taken by another one, made before\. Two "
+        r"states of one name would overwrite each other in each checkpoint\. Give one "
+        r"of them another name \(name=, or another keyword of register\); or, if "
+        r"this is one that is made again in each epoch, make it once, before the "
+        r"epoch loop\.",
     ):
         Variables(a=1)
 
@@ -317,6 +318,10 @@ def test_a_name_is_taken_once(job: Job) -> None:
     Tokens("tokens")
     with pytest.raises(StateNameError, match="the name 'tokens' is taken by a Tokens"):
         register(tokens=nn.Linear(1, 1))
+    net = nn.Linear(1, 1)
+    AdaptiveDataParallel(net)
+    with pytest.raises(StateNameError, match="name 'model' is taken by a [A-Z]"):
+        register(model=net)
     # Some file systems would not tell these apart.
     with pytest.raises(StateNameError, match="the name 'Tokens' is taken by a Tokens"):
         Tokens("Tokens")
@@ -477,6 +482,101 @@ def test_a_scheduler_that_is_made_late_does_not_set_the_rate_back(
 
     for is_late in (False, True):
         assert run_once(lambda: script(is_late=is_late), tmp_path) == (0.1, 1)  # noqa: B023
+
+
+class WarmUp:
+    """A scheduler that is not torch's: it writes its first rate when it is made."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.num_steps = 0
+        self._set_rate()
+
+    def _set_rate(self) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.1 * (1 + self.num_steps)
+
+    def step(self) -> None:
+        self.num_steps += 1
+        self._set_rate()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_steps": self.num_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.num_steps = state["num_steps"]
+
+
+@pytest.mark.parametrize("way", ["wrapped", "registered before", "registered behind"])
+def test_a_scheduler_of_the_programs_own_does_not_set_the_rate_back(
+    tmp_path: Path, way: str
+) -> None:
+    def script() -> float:
+        net = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(net.parameters(), 1.0, momentum=0.9)
+        if way == "registered behind":
+            AdaptiveDataParallel(net, optimizer)
+        scheduler = WarmUp(optimizer)
+        if way == "wrapped":
+            AdaptiveDataParallel(net, optimizer, scheduler)
+        elif way == "registered before":
+            AdaptiveDataParallel(net, optimizer)
+        if way != "wrapped":
+            register(scheduler=scheduler)
+        loaded: float = optimizer.param_groups[0]["lr"]
+        scheduler.step()
+        save_all_states()
+        return loaded
+
+    rates = [run_once(script, tmp_path) for _ in range(3)]
+    assert rates == pytest.approx([0.1, 0.2, 0.3])
+
+
+def test_a_rate_that_the_script_had_set_is_kept_behind_a_late_scheduler(
+    tmp_path: Path,
+) -> None:
+    def script() -> float:
+        net = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(net.parameters(), 1.0)
+        AdaptiveDataParallel(net, optimizer)
+        register(scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 10))
+        loaded: float = optimizer.param_groups[0]["lr"]
+        optimizer.param_groups[0]["lr"] = 0.5
+        save_all_states()
+        return loaded
+
+    assert [run_once(script, tmp_path) for _ in range(2)] == [1.0, 0.5]
+
+
+@pytest.mark.parametrize("is_within", [False, True])
+def test_another_kind_of_scheduler_is_refused_and_another_plan_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_within: bool
+) -> None:
+    of = torch.optim.lr_scheduler
+
+    def script(make: Callable[[Any], Any]) -> None:
+        optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1)
+        scheduler = make(optimizer)
+        if is_within:
+            warm_up = of.LinearLR(optimizer)
+            scheduler = of.SequentialLR(optimizer, [warm_up, scheduler], [3])
+        register(scheduler=scheduler)
+        save_all_states()
+
+    def cosine(num_steps: int) -> Callable[[], None]:
+        return lambda: script(lambda own: of.CosineAnnealingLR(own, num_steps))
+
+    run_once(cosine(10), tmp_path)
+    with pytest.raises(
+        CheckpointError,
+        match=r"is not that of a StepLR: it has T_max, eta_min, and lacks gamma, s",
+    ):
+        run_once(lambda: script(lambda own: of.StepLR(own, 10)), tmp_path)
+    run_once(cosine(10), tmp_path)
+    assert "goes on with" not in caplog.text
+    run_once(cosine(20), tmp_path)
+    assert caplog.text.count("goes on with") == 1
+    assert "goes on with T_max = 10, as it was saved, not with 20" in caplog.text
 
 
 class Keeping(nn.Module):

@@ -147,6 +147,11 @@ TEXTS = [
     ),
     (
         "torch.optim.lr_scheduler",
+        "self._milestones = ",
+        "Other milestones of a SequentialLR are ignored without a word.",
+    ),
+    (
+        "torch.optim.lr_scheduler",
         "_schedule_phases",
         "The saved plan of another OneCycleLR crashes behind its last step.",
     ),

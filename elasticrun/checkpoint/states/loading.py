@@ -8,6 +8,7 @@ given it as it was saved. An object of the program's own is not looked at: only 
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -30,6 +31,12 @@ from elasticrun.checkpoint.states.expected import (
     check_values,
     misfit,
 )
+from elasticrun.checkpoint.states.parameter_names import BUILD_AS_SAVED
+from elasticrun.errors import CheckpointError
+from elasticrun.logger import Logger
+from elasticrun.replicas.gathering import own_rank
+
+logger = Logger(__name__)
 
 _INT32 = Kind(
     "a whole number from 0 to 2**31 - 1",
@@ -66,6 +73,41 @@ def refuse_other_kinds(name: str, target: Any, values: Any) -> None:
         for key in _PLAN_OF_ONE_CYCLE if isinstance(target, OneCycleLR) else ():
             if key in values and values[key] != own[key]:
                 raise misfit(f"{name}.{key}", values[key], f"{own[key]}, as here")
+        _compare_plans(name, target, values)
+
+
+def _compare_plans(name: str, target: Any, values: Mapping[str, Any]) -> None:
+    """Refuse the state of another kind of scheduler, and name what differs of a plan.
+
+    A plan is what a constructor was given. Without `last_epoch`, where training is, and
+    `verbose`, which other versions of torch have.
+    """
+    for number, inner in enumerate(getattr(target, "_schedulers", ())):
+        if "_schedulers" in values:
+            saved = values["_schedulers"][number]
+            _compare_plans(f"{name}._schedulers[{number}]", inner, saved)
+    own = target.state_dict()
+    given = inspect.signature(type(target)).parameters.keys() | {"_milestones"}
+    plan = own.keys() & given - {"last_epoch", "verbose"}
+    foreign, lacking = values.keys() - own.keys(), plan - values.keys()
+    if foreign and lacking:
+        raise CheckpointError(
+            f"the saved state {name!r} is not that of a {type(target).__name__}: it "
+            f"has {', '.join(sorted(foreign))}, and lacks "
+            f"{', '.join(sorted(lacking))}. {BUILD_AS_SAVED}"
+        )
+    for key in sorted(plan - lacking):
+        if values[key] != own[key] and own_rank() == 0:
+            logger.warning(
+                "%r goes on with %s = %s, as it was saved, not with %s, as it was made "
+                "here. To have the new value, set it as an attribute of the scheduler "
+                "after it is registered, or start anew with another checkpoint "
+                "directory.",
+                name,
+                key,
+                values[key],
+                own[key],
+            )
 
 
 def try_rates(target: Any) -> None:

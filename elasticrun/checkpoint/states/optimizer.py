@@ -27,6 +27,7 @@ from elasticrun.checkpoint.states.parameter_names import (
     has_names,
     in_groups,
     name_parameters,
+    options_of,
     parameters_of,
 )
 from elasticrun.checkpoint.states.state import BaseState, CannotRescueError
@@ -34,7 +35,6 @@ from elasticrun.checkpoint.states.stateful import StatefulState, has_shards
 from elasticrun.errors import CheckpointError
 
 _MOST_SHOWN = 5
-_FIXED = frozenset({float, bool, int, type(None), tuple})
 
 
 class OptimizerState(StatefulState):
@@ -60,7 +60,7 @@ class OptimizerState(StatefulState):
         """Remember the options of its groups: all else changes in its step alone."""
         if self._consolidate is not None:
             raise CannotRescueError(f"each replica has a part of {self.name!r}")
-        before = [_options_of(group) for group in self._optimizer.param_groups]
+        before = [options_of(group) for group in self._optimizer.param_groups]
         counts = self._counts()
 
         def put_back() -> None:
@@ -299,20 +299,6 @@ def _try_step(
     except Exception as error:
         return error
     return None
-
-
-def _options_of(group: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a group's options, such as its learning rate."""
-    options = dict(group)
-    del options["params"]
-    if _FIXED.issuperset(map(type, options.values())):
-        return options
-    for key, value in options.items():
-        if isinstance(value, Tensor):
-            options[key] = value.clone()
-        elif isinstance(value, list):
-            options[key] = list(value)
-    return options
 
 
 def _is_number(value: Any) -> bool:

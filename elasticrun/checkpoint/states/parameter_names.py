@@ -21,6 +21,21 @@ ADD_GROUPS_BEFORE = (
     "those that begin later with requires_grad_(False), since an optimizer skips "
     "parameters without gradients; or add the group before you register the optimizer."
 )
+_FIXED = frozenset({float, bool, int, type(None), tuple})
+
+
+def options_of(group: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a group's options, such as its learning rate."""
+    options = dict(group)
+    options.pop("params", None)
+    if _FIXED.issuperset(map(type, options.values())):
+        return options
+    for key, value in options.items():
+        if isinstance(value, Tensor):
+            options[key] = value.clone()
+        elif isinstance(value, list):
+            options[key] = list(value)
+    return options
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:

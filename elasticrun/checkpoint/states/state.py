@@ -178,14 +178,6 @@ class BaseState(ABC):
         """Add what `own_part` returned on each replica, as `sync` would."""
         raise NotImplementedError(f"{self.name} has no parts")
 
-    @property
-    def overwrites(self) -> object:
-        """The object whose loaded state the constructor of the target changes, or None.
-
-        Of a scheduler it is the optimizer, whose learning rate the constructor sets.
-        """
-        return None
-
     def file_name(self, rank: int) -> str:
         """Return the name of the file that `rank` loads."""
         return replica_file_name(self.name, rank) if self.is_per_replica else self.name

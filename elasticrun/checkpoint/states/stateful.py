@@ -169,16 +169,6 @@ class StatefulState(BaseState):
     def values_to_save(self) -> Any:
         return self.target.state_dict()
 
-    @property
-    def overwrites(self) -> object:
-        """A scheduler's optimizer, in which its constructor sets the learning rate."""
-        if not isinstance(self.target, LRScheduler):
-            return None
-        optimizer = self.target.optimizer
-        rates = [float(group["lr"]) for group in optimizer.param_groups]
-        is_kept = rates == [float(rate) for rate in self.target.get_last_lr()]
-        return None if is_kept else optimizer
-
     def load(self, fileobj: BinaryIO) -> None:
         """Give the object its state; its tensors stay on their devices."""
         self.set_values(
