@@ -54,7 +54,7 @@ class Registry:
                 kind = type(other if other.target is None else other.target)
                 is_own = kind.__module__.startswith("elasticrun.")
                 is_own &= other.target is None
-                by = "another one" if is_own else f"a {kind.__name__}"
+                by = "another one" if is_own else f"the {kind.__name__}"
                 raise StateNameError(
                     f"the name {state.name!r} is taken by {by}, made before. "
                     "Two states of one name would overwrite each other in each "

@@ -109,7 +109,7 @@ def test_a_loaders_name_is_taken_once(job: Job) -> None:
     AdaptiveDataLoader(Numbers(10), name="train")
     AdaptiveDataLoader(Numbers(10))
     with pytest.raises(
-        StateNameError, match="taken by a LoaderState.*before the epoch loop"
+        StateNameError, match="taken by another one.*before the epoch loop"
     ):
         AdaptiveDataLoader(Numbers(10), name="train")
 
