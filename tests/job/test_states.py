@@ -548,6 +548,23 @@ def test_a_rate_that_the_script_had_set_is_kept_behind_a_late_scheduler(
     assert [run_once(script, tmp_path) for _ in range(2)] == [1.0, 0.5]
 
 
+def test_options_that_the_script_sets_stay_behind_a_scheduler_that_keeps_the_rate(
+    tmp_path: Path,
+) -> None:
+    def script(weight_decay: float) -> float:
+        net = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(net.parameters(), 1.0)
+        AdaptiveDataParallel(net, optimizer)
+        optimizer.param_groups[0]["weight_decay"] = weight_decay
+        register(scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 10))
+        save_all_states()
+        kept: float = optimizer.param_groups[0]["weight_decay"]
+        return kept
+
+    assert run_once(lambda: script(0.1), tmp_path) == 0.1
+    assert run_once(lambda: script(0.2), tmp_path) == 0.2
+
+
 @pytest.mark.parametrize("is_within", [False, True])
 def test_another_kind_of_scheduler_is_refused_and_another_plan_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_within: bool
