@@ -316,14 +316,14 @@ def test_a_state_that_does_not_fit_says_what_differs(tmp_path: Path) -> None:
 
 def test_a_name_is_taken_once(job: Job) -> None:
     Tokens("tokens")
-    with pytest.raises(StateNameError, match="the name 'tokens' is taken by the Tokens"):
+    with pytest.raises(StateNameError, match="name 'tokens' is taken by the Tokens"):
         register(tokens=nn.Linear(1, 1))
     net = nn.Linear(1, 1)
     AdaptiveDataParallel(net)
     with pytest.raises(StateNameError, match="name 'model' is taken by the [A-Z]"):
         register(model=net)
     # Some file systems would not tell these apart.
-    with pytest.raises(StateNameError, match="the name 'Tokens' is taken by the Tokens"):
+    with pytest.raises(StateNameError, match="name 'Tokens' is taken by the Tokens"):
         Tokens("Tokens")
 
 
