@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import logging
 import time
 from collections import deque
@@ -396,17 +397,16 @@ def said_of_boundaries(directory: str, share: float) -> list[str]:
     elasticrun.init(directory, save_interval="off")
     buffer = Buffer(lambda: 0.01 * share)
     register(buffer=buffer)
-    said: list[str] = []
-    handler = logging.Handler(logging.INFO)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    said = io.StringIO()
     logger = logging.getLogger("elasticrun")
     logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
+    logger.addHandler(logging.StreamHandler(said))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "perf_counter", lambda: buffer.now)
         for _ in elasticrun.remaining_steps_until(1200):
             buffer.now += 0.01 * (1 - share)
-    return [each for each in said if "death of another replica" in each]
+    lines = said.getvalue().splitlines()
+    return [each for each in lines if "death of another replica" in each]
 
 
 @pytest.mark.parametrize("share", [0.2, pytest.param(0.03, marks=pytest.mark.slow)])

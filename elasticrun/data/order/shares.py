@@ -157,7 +157,32 @@ def micro_batches_of(
     ]
 
 
-def virtual_shares(
+def own_micro_batches(
+    shares: BatchSplit,
+    share_of: Callable[[int], Sequence[int]],
+    size: int,
+    advance: int,
+    num_micro: int,
+    *,
+    is_member: bool,
+    padding: Sequence[int] = _PADDING,
+) -> list[LocalMicroBatch]:
+    """Return this replica's micro-batches of a global batch.
+
+    Args:
+        share_of: Returns the places of the share of a number.
+        is_member: Whether other loaders deliver in the same steps.
+        padding: As of `micro_batches_of`.
+    """
+    if shares.num_virtual is not None:
+        return _virtual_micro_batches(
+            shares, share_of, size, advance, num_micro, keeps_empty=is_member
+        )
+    runs = shares.cut(share_of(shares.rank), num_micro)
+    return micro_batches_of(runs, size, advance, shares.world_size, padding=padding)
+
+
+def _virtual_micro_batches(
     shares: BatchSplit,
     share_of: Callable[[int], Sequence[int]],
     size: int,
@@ -234,13 +259,10 @@ class EvenShares:
         advance = self.batches.start(number + 1) - self.batches.start(number)
         num_micro = (self.cuts or self).num_micro(number)
         share_of = partial(self.shares.even_share, size)
-        if self.shares.num_virtual is not None:
-            is_member = self.cuts is not None
-            return virtual_shares(
-                self.shares, share_of, size, advance, num_micro, keeps_empty=is_member
-            )
-        runs = self.shares.cut(share_of(self.shares.rank), num_micro)
-        return micro_batches_of(runs, size, advance, self.shares.world_size)
+        is_member = self.cuts is not None
+        return own_micro_batches(
+            self.shares, share_of, size, advance, num_micro, is_member=is_member
+        )
 
     def num_micro(self, number: int) -> int:
         size = self.batches.size(number)
@@ -281,19 +303,15 @@ class LaneShares:
             places: list[int] = np.flatnonzero(lanes % num_shares == share).tolist()
             return places
 
-        if self.shares.num_virtual is not None:
-            is_member = self.cuts is not None
-            found = virtual_shares(
-                self.shares, share_of, size, size, num_micro, keeps_empty=is_member
-            )
-        else:
-            found = micro_batches_of(
-                self.shares.cut(share_of(self.shares.rank), num_micro),
-                size,
-                size,
-                num_shares,
-                padding=() if isinstance(self.lanes, UncountedLanes) else _PADDING,
-            )
+        found = own_micro_batches(
+            self.shares,
+            share_of,
+            size,
+            size,
+            num_micro,
+            is_member=self.cuts is not None,
+            padding=() if isinstance(self.lanes, UncountedLanes) else _PADDING,
+        )
         if not self._are_shared:  # Then number this replica's own.
             rounds, share = np.divmod(lanes, num_shares)
             lanes = rounds * len(owned) + share - owned.start

@@ -9,7 +9,7 @@ import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import numpy as np
@@ -88,7 +88,7 @@ class Ranges(LocalFileSystem):
     """Files of a store: ranges of them are asked for, and noted."""
 
     protocol = "ranges"
-    fetched: list[int] = []  # noqa: RUF012
+    fetched: ClassVar[list[int]] = []
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> str:
