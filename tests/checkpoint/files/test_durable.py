@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import io
@@ -9,7 +10,11 @@ import itertools
 import json
 import mmap
 import os
+import subprocess
+import tempfile
+import threading
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -56,6 +61,41 @@ def test_blocks_of_any_length_come_whole(tmp_path: Path, offset: int) -> None:
     data = b"".join(blocks)
     assert record == FileRecord("model", len(data), zlib.crc32(data))
     assert read(tmp_path / "model", record) == data
+
+
+def test_large_blocks_take_neither_cache_nor_thread_from_training() -> None:
+    size = 4 << 20
+    memory = memoryview(mmap.mmap(-1, 2 * size))
+    memory[:] = os.urandom(len(memory))
+
+    def blocks() -> Iterator[memoryview]:
+        threads = threading.enumerate()
+        for begin in (0, size):
+            yield memory[begin : begin + size]
+            assert threading.enumerate() == threads
+
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # On a disk, mostly.
+        path, other = Path(folder, "model"), Path(folder, "other")
+        copy = ["dd", "if=/dev/zero", f"of={other}", "bs=1M", "count=1", "oflag=direct"]
+        has_failed = subprocess.run(copy, stderr=subprocess.DEVNULL).returncode
+        if has_failed or num_cached_pages(other):
+            pytest.skip("the file system of /var/tmp writes nothing past its cache")
+        durable.write_blocks(path, blocks())
+        assert num_cached_pages(path) == 0
+        assert path.read_bytes() == memory
+        assert num_cached_pages(path) == 2 * size // mmap.PAGESIZE  # It can tell.
+
+
+def num_cached_pages(path: Path) -> int:
+    """Return how many of a file's pages the system has in memory (mincore(2))."""
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as view:
+        flags = (ctypes.c_ubyte * (len(view) // mmap.PAGESIZE))()
+        begin = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        done = ctypes.CDLL(None).mincore(
+            ctypes.c_void_p(begin), ctypes.c_size_t(len(view)), flags
+        )
+        assert done == 0
+        return sum(flag & 1 for flag in flags)
 
 
 def test_file_system_that_must_cache_is_accepted(
