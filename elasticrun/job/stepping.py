@@ -192,7 +192,11 @@ def _step_scaler(
     method: Any, scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any
 ) -> Any:
     if not is_between_micro_batches():
-        return method(scaler, optimizer, *args, **kwargs)
+        result = method(scaler, optimizer, *args, **kwargs)
+        job = job_if_any()
+        if job is not None and job.virtual is not None:
+            job.virtual.leave_step_out(optimizer)  # If its gradients are not finite.
+        return result
     if _acts_once(optimizer.step):
         optimizer.step()  # Now it only notes that its gradients are due.
     return None

@@ -5,7 +5,7 @@ process trains those that it owns, one after the other. So no draw, no sum and n
 may depend on who trains which share:
 
 draws     before each share the generators are seeded by the loop, the batch and the
-          share; after the last one, and in an optimizer's step, alike in all processes
+          share; in an optimizer's step, and behind the last one, alike in all processes
 sums      of gradients are added in a tree over the shares (parallel/tree.py)
 buffers   each share begins with those from before the batch, and the first one's stay
           (parallel/virtual.py)
@@ -17,8 +17,10 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, BinaryIO
+from weakref import WeakSet
 
 import torch
+from torch.optim import Optimizer
 
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.seeding import derive_seed
@@ -48,6 +50,7 @@ class VirtualReplicas(BaseState):
     Attributes:
         number: As given.
         models: What looks at the backward passes of each model.
+        optimizers: Those of all models.
         num_passes: Those that ended in the last share, in the batch under way.
     """
 
@@ -55,6 +58,7 @@ class VirtualReplicas(BaseState):
         super().__init__(_NAME)
         self.number = number
         self.models: list[Any] = []
+        self.optimizers: WeakSet[Optimizer] = WeakSet()
         self.num_passes = 0
         self._device = (
             torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -64,6 +68,8 @@ class VirtualReplicas(BaseState):
         self._batch: tuple[int, int] | None = None  # The loop's key, and its number.
         self._share = 0
         self._num_common = 0  # How often all have drawn alike in the batch.
+        self._stepped: set[int] = set()  # The optimizers' ids that have, in the batch.
+        self._is_over = False  # All have.
         self._ends: list[Callable[[], None]] = []
         self._views: list[Callable[[], AbstractContextManager[None]]] = []
 
@@ -80,6 +86,8 @@ class VirtualReplicas(BaseState):
             return
         if batch != self._batch:
             self._num_common = self.num_passes = 0
+            self._stepped.clear()
+            self._is_over = False
         self._batch, self._share = batch, share
         self._seed(share)
 
@@ -87,15 +95,19 @@ class VirtualReplicas(BaseState):
         """Let all processes be alike again, at the end of a global batch."""
         del loader  # Whose batch it is does not matter.
         if self._batch is not None:
-            for end in self._ends:
-                end()
-            self._seed(self.number)
+            self._end()
+            self._seed(self.number)  # Once more: one process alone may have drawn.
             self._batch = None
+
+    def _end(self) -> None:
+        for end in self._ends:
+            end()
+        self._is_over = True
 
     def at_end_of_batch(
         self, act: Callable[[], None], view: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        """Call a function when a global batch is complete, before its boundary.
+        """Call a function when a global batch is complete, and before its boundary.
 
         Args:
             view: Lets one see before what the function will leave.
@@ -117,15 +129,34 @@ class VirtualReplicas(BaseState):
             yield
 
     @contextmanager
-    def drawing_alike(self) -> Iterator[None]:
-        """Let all processes draw the same within; the share draws on behind it."""
-        if self._batch is None:
+    def stepping(self, optimizer: Optimizer) -> Iterator[None]:
+        """Let all processes draw the same in an optimizer's step.
+
+        With the step of the last one the global batch is complete, and all are alike
+        from there on. Behind another one's the share draws on.
+        """
+        if self._batch is None or self._is_over:
             yield
-            return
-        self._num_common += 1
-        with program_generators_kept():
-            self._seed(self.number + self._num_common)
+        elif self._is_last(optimizer):
+            self._seed(self.number)
             yield
+            self._end()
+        else:
+            self._num_common += 1
+            with program_generators_kept():
+                self._seed(self.number + self._num_common)
+                yield
+
+    def leave_step_out(self, optimizer: Optimizer) -> None:
+        """Note that an optimizer steps no more in the batch, if it has not stepped."""
+        if id(optimizer) not in self._stepped:
+            with self.stepping(optimizer):
+                pass
+
+    def _is_last(self, optimizer: Optimizer) -> bool:
+        """Return whether all have stepped in the batch with this one."""
+        self._stepped.add(id(optimizer))
+        return self._stepped.issuperset(map(id, self.optimizers))
 
     def _seed(self, part: int) -> None:
         assert self._batch is not None

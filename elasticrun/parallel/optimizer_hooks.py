@@ -51,7 +51,7 @@ class OptimizerHooks:
         meter: Is told of each step, if the noise of gradients is measured.
         rates: Scales learning rates, if they are to follow the size of batches.
         check: Looks at where the gradients of a step come from.
-        replicas: Virtual ones, for all of which it draws alike.
+        replicas: Virtual ones, which its step makes alike.
 
     Attributes:
         put_off_in: The last micro-batch in which its step was put off to the global
@@ -74,9 +74,9 @@ class OptimizerHooks:
         self._meter = meter
         self._rates = rates
         self._check = check
-        # Torch's own draw nothing, and generators take long to be given back.
-        is_torchs = type(optimizer).__module__.startswith("torch.optim")
-        self._drawing = None if is_torchs else replicas
+        self._replicas = replicas
+        if replicas is not None:
+            replicas.optimizers.add(optimizer)
         # Where gradients wait, if any do, and since which batch.
         self._waiting_in: Loop | None = None
         self._waiting_since = 0
@@ -169,21 +169,24 @@ class OptimizerHooks:
             if self._lost_in is loop.current:
                 raise ElasticRunError(_ZEROED_TOO_LATE)
             self._stepped_in = loop.current
+        has_closure = bool(args or kwargs)  # Then the backward pass is in that.
         if self._check is not None:
+            if self._replicas and self._check.has_forward and not has_closure:
+                self._partial.check_reduced(optimizer)
             self._check.look(loop)
         note_step()
-        has_closure = bool(args or kwargs)  # Then the backward pass is in that.
         self._on_step(loop, has_closure=has_closure)
-        draws_alike: AbstractContextManager[None] = nullcontext()
-        if self._drawing is not None:
+        alike: AbstractContextManager[None] = nullcontext()
+        if self._replicas is not None:
             args, kwargs = _with_closure_called(optimizer, args, kwargs)
-            draws_alike = self._drawing.drawing_alike()
+            alike = self._replicas.stepping(optimizer)
         if self._partial.has_hidden and not has_closure:
             self._partial.show_before_step()
         scaled = nullcontext() if self._rates is None else self._rates.scaled(optimizer)
-        with scaled, draws_alike:
-            result = method(optimizer, *args, **kwargs)
-        self._partial.forget_stepped(optimizer)
+        with alike:
+            with scaled:
+                result = method(optimizer, *args, **kwargs)
+            self._partial.forget_stepped(optimizer)
         if self._meter is not None:
             self._meter.end_step(loop)
         if self._rates is not None:

@@ -267,6 +267,20 @@ class PartialGradients:
                     "(requires_grad_(False)), and step at the end of the iteration."
                 )
 
+    def check_reduced(self, optimizer: Optimizer) -> None:
+        """Refuse gradients that no backward pass has brought, with virtual replicas."""
+        if self.shown_in is current_micro_batch():
+            return
+        held = self._of(parameters_of(optimizer))
+        if any(h.parameter.grad is not None and not h.has_stand_in for h in held):
+            raise ElasticRunError(
+                f"{type(optimizer).__name__}.step() came to gradients that no backward "
+                "pass of this iteration has brought, such as torch.autograd.grad's, in "
+                "a job with virtual_replicas. They are those of a share, and not added "
+                "up over all shares. Let loss.backward() bring them, and change them "
+                "behind it, or leave virtual_replicas out."
+            )
+
     def forget_stepped(self, optimizer: Optimizer) -> None:
         """Forget what the optimizer has stepped with."""
         if self._virtual is not None:

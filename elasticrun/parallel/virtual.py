@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.distributed.utils import _verify_param_shape_across_processes
 
+from elasticrun.checkpoint.states.module_watch import versions_of
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import loader_if_any
 from elasticrun.job.job import Job
@@ -47,6 +48,10 @@ class VirtualReduction:
     def __init__(self, module: nn.Module, options: Mapping[str, Any], job: Job) -> None:
         assert job.virtual is not None
         _check_module(module, options)
+        import torch._dynamo  # The first optimizer of a process has.
+
+        # Else how a share is compiled would depend on sizes that came before.
+        torch._dynamo.config.automatic_dynamic_shapes = False
         self._module = module
         self._job = job
         self._is_alone = job.world_size == 1
@@ -205,39 +210,68 @@ class _ShareBuffers:
         self._batch: tuple[Loop, int] | None = None
         self._share = 0
         self._places: list[dict[str, Tensor | None]] = []  # In the module and below.
+        self._frozen: list[Tensor] = []  # Parameters,
+        self._frozen_at: list[int] = []  # and as they were before the share.
         self._before: list[Tensor] = []
-        self._kept: list[Tensor] = []  # Of the first share.
-        self._is_behind = False  # What is to be kept of the share is left.
+        self._kept: list[Tensor] = []  # Of the first share; behind the end, of then.
+        self._is_behind = False  # What is to be kept of the share is left,
+        self._left_at: list[int] | None = None  # and nothing may change it since.
+        self._is_over = False  # The batch.
 
     def begin_forward(self, loop: Loop) -> None:
         """Prepare a forward pass that may change them."""
         batch, share = (loop, loop.current.number), loop.current.part.share
         if batch != self._batch:
-            self._batch, self._share = batch, share
-            self._places = [each._buffers for each in self._module.modules()]
+            self._batch, self._is_over = batch, False
+            modules = [*self._module.modules()]
+            self._places = [each._buffers for each in modules]
+            self._frozen = [
+                parameter
+                for each in modules
+                for parameter in each._parameters.values()
+                if parameter is not None and not parameter.requires_grad
+            ]
             self._before = self._kept = self._copied()
-            self._is_behind = False
+            self._begin_share(share)
+        elif self._is_over:  # It has no gradients, or was refused.
+            self._kept = self._kept or self._copied()
         elif share != self._share:
             self.leave()
-            self._share = share
             self._set(self._before)
-            self._is_behind = False
-        elif torch.is_grad_enabled():
-            self._is_behind = False
+            self._begin_share(share)
+        else:
+            self._left_at = None
+            if torch.is_grad_enabled():
+                self._is_behind = False
+
+    def _begin_share(self, share: int) -> None:
+        self._share, self._is_behind, self._left_at = share, False, None
+        self._frozen_at = versions_of(self._frozen)
 
     def leave(self) -> None:
         """Keep the first share's, behind a backward pass or at the share's end."""
         if self._batch is None or self._is_behind:
             return
         self._is_behind = True
+        name = type(self._module).__name__
         shapes = [each.shape for each in self._buffers()]
         if shapes != [each.shape for each in self._before]:
             raise ElasticRunError(
-                f"a forward pass of {type(self._module).__name__} changed the shape or "
-                "the number of its buffers, in a job with virtual_replicas, where each "
-                "share begins with those from before its global batch. Give them their "
-                "shape at the start, or keep them as usual attributes."
+                f"a forward pass of {name} changed the shape or the number of its "
+                "buffers, in a job with virtual_replicas, where each share begins with "
+                "those from before its global batch. Give them their shape at the "
+                "start."
             )
+        if versions_of(self._frozen) != self._frozen_at:
+            raise ElasticRunError(
+                f"parameters of {name} that require no gradient changed between a "
+                "forward pass and the end of its backward pass, in a job with "
+                "virtual_replicas. They would change once for each share that a "
+                "process trains. Change them behind optimizer.step(), where "
+                "train.is_step is True, or keep them in buffers, with which each share "
+                "begins anew."
+            )
+        self._left_at = versions_of(self._buffers())
         if self._is_first and self._share == 0:
             self._kept = self._copied()
 
@@ -250,19 +284,37 @@ class _ShareBuffers:
             self._send(self._kept)
 
     def end_batch(self) -> None:
-        """Set the first share's. Collective, if there was a forward pass since."""
-        if self._batch is not None:
-            if not self._is_behind:
-                self.send()
+        """Set the first share's; called again, what was there then.
+
+        Collective the first time, if there was a forward pass since they were sent.
+        """
+        if self._batch is None:
+            return
+        if not self._is_over and not self._is_behind:
+            self.send()
+        elif not self._is_over and self._left_at not in (
+            None,
+            versions_of(self._buffers()),
+        ):
+            raise ElasticRunError(
+                f"buffers of {type(self._module).__name__} were changed between a "
+                "backward pass and the optimizer's step, in a job with "
+                "virtual_replicas, where those of the first share stay as they are "
+                "behind its backward pass. Change them in the forward pass, or behind "
+                "optimizer.step(), where train.is_step is True."
+            )
+        if self._kept:
             self._set(self._kept)
-            self._batch = None
+        self._kept, self._is_over = [], True
 
     @contextmanager
     def first_ones(self) -> Iterator[None]:
         """Have the first share's meanwhile, behind the last backward pass."""
+        if self._is_over or not self._kept:
+            yield
+            return
         own = self._copied()
-        if self._batch is not None:
-            self._set(self._kept)
+        self._set(self._kept)
         yield
         self._set(own)
 
@@ -287,6 +339,12 @@ def _check_module(module: nn.Module, options: Mapping[str, Any]) -> None:
             f"{name} has a SyncBatchNorm, which normalizes by the samples of all "
             "processes, in a job with virtual_replicas, of which each share is to be "
             "trained alone. Use BatchNorm or GroupNorm."
+        )
+    if any(0 in b.stride() and b.numel() > 1 for b in module.buffers()):
+        raise ElasticRunError(
+            f"{name} has an expanded buffer, whose elements share memory, in a job "
+            "with virtual_replicas, where each share is given the buffers of before. "
+            "Register buffer.contiguous()."
         )
     if any(each.is_complex() for each in module.parameters()):
         raise ElasticRunError(

@@ -218,6 +218,25 @@ def test_shares_without_samples_are_left_out(shared: Job) -> None:
     assert sum(part.weight for _, part in found[:8]) == pytest.approx(NUM_SHARES)
 
 
+def test_each_size_of_a_share_is_compiled_for_itself(shared: Job) -> None:
+    """A kernel for any size, which torch makes for a second one, rounds differently."""
+    kinds: list[type] = []
+
+    def look(graph: Any, inputs: list[Any]) -> Any:
+        kinds.extend(map(type, inputs))
+        return graph
+
+    net = network()
+    model, optimizer = model_of(torch.compile(net, backend=look))  # type: ignore[arg-type]
+    for x, y in AdaptiveDataLoader(samples(), BATCH, drop_last=True):
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+    torch.compiler.reset()
+    assert kinds
+    assert torch.SymInt not in kinds
+
+
 def test_a_count_weighs_all_shares_of_the_batch(shared: Job) -> None:
     net, (x, y) = nn.Linear(5, 3), (each[:BATCH] for each in samples().tensors)
     loss = cross_entropy(net(x[y > 0]), y[y > 0])
@@ -409,6 +428,48 @@ def sparse_gradients() -> None:
         model(batch).sum().backward()
 
 
+def a_buffer_changed_before_the_step() -> None:
+    def step(model: Any, optimizer: Any, x: Tensor, y: Tensor) -> None:
+        cross_entropy(model(x), y).backward()
+        model.module[1].running_mean.zero_()
+        optimizer.step()
+
+    in_a_loop(step)
+
+
+def a_frozen_parameter_that_follows() -> None:
+    """As the encoder of MoCo's keys does, in its forward pass."""
+
+    def follow(module: Any, *_: Any) -> None:
+        with torch.no_grad():
+            module.keys.lerp_(module[0].weight, 0.1)
+
+    net = network()
+    keys = net[0].weight.detach().clone()  # type: ignore[operator]
+    net.register_parameter("keys", nn.Parameter(keys, requires_grad=False))
+    net.register_forward_hook(follow)
+    model, _ = model_of(net)
+    for x, y in AdaptiveDataLoader(samples(), BATCH):
+        cross_entropy(model(x), y).backward()
+
+
+def gradients_set_by_hand() -> None:
+    def step(model: Any, optimizer: Any, x: Tensor, y: Tensor) -> None:
+        parameters = [*model.parameters()]
+        found = torch.autograd.grad(cross_entropy(model(x), y), parameters)
+        for parameter, gradient in zip(parameters, found, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+
+    in_a_loop(step)
+
+
+def an_expanded_buffer() -> None:
+    net = network()
+    net.register_buffer("mask", torch.ones(1).expand(4))
+    model_of(net)
+
+
 REFUSED = {
     a_stream_of_unknown_length: (TypeError, "virtual_replicas needs to know how many"),
     a_break_in_an_earlier_share: (LoopOrderError, "left by `break` in share 0"),
@@ -426,6 +487,10 @@ REFUSED = {
     a_closure_that_is_called_twice: (ElasticRunError, "called its closure twice"),
     a_buffer_that_grows: (ElasticRunError, "changed the shape or the number of its"),
     sparse_gradients: (ElasticRunError, "has sparse gradients"),
+    a_buffer_changed_before_the_step: (ElasticRunError, "between a backward pass and"),
+    a_frozen_parameter_that_follows: (ElasticRunError, "that require no gradient"),
+    gradients_set_by_hand: (ElasticRunError, "no backward pass of this iteration"),
+    an_expanded_buffer: (ElasticRunError, "has an expanded buffer"),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -87,6 +87,41 @@ def with_averaged_weights() -> Any:
         optimizer.step()
         average.update_parameters(net)
     return digest(net, average)
+
+
+def with_what_scripts_do_once_a_batch() -> Any:
+    """Average buffers, evaluate, change buffers and draw a rate, behind the step."""
+    net = normed()
+    net.register_buffer("num_steps", torch.zeros(()))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    hooked: list[float] = []
+    optimizer.register_step_post_hook(lambda *_: hooked.append(float(torch.rand(()))))
+    model = AdaptiveDataParallel(net, optimizer, name="once")
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    register(unscaled=scaler)
+    average = {key: value.clone() for key, value in net.state_dict().items()}
+    train = AdaptiveDataLoader(Noisy(), BATCH, drop_last=True, name="once.train")
+    seen = []
+    for x, y in train.batches(6):
+        optimizer.zero_grad()
+        loss = cross_entropy(model(x), y)
+        is_bad = train.batch_index == 3
+        scaler.scale(loss * float("inf") if is_bad else loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if not train.is_step:
+            continue
+        for key, value in net.state_dict().items():
+            average[key] = average[key] * 0.9 + value * 0.1
+        net.num_steps += 1
+        with torch.no_grad():
+            model.eval()
+            seen.append([float(model(each[None]).sum()) for each, _ in Noisy(2)])
+            model.train()
+            model(x)  # For the accuracy; its averages are nobody's.
+        optimizer.param_groups[0]["lr"] = 0.1 * random.random()
+    assert net.num_steps == 6
+    return digest(net), seen, hooked, repr(average), float(torch.rand(()))
 
 
 def with_schedulers_of_epochs_and_steps() -> Any:
@@ -230,13 +265,19 @@ def with_fewer_samples_than_shares() -> Any:
 
 
 class Records(Streams):
-    """Streams of random numbers, all of them as long."""
+    """Streams of random numbers."""
 
     block = 4
 
+    def __init__(self, sizes: list[int], **options: Any) -> None:
+        names = [f"part {each}" for each in range(len(sizes))]
+        super().__init__(names, lengths=sizes, transform=jittered, **options)
+        self._sizes = sizes
+
     def open(self, stream: int, first: int) -> Iterator[Any]:
-        x = torch.randn(9, 8, generator=torch.Generator().manual_seed(stream))
-        yield from zip(x[first:], range(first, 9), strict=True)
+        size = self._sizes[stream]
+        x = torch.randn(size, 8, generator=torch.Generator().manual_seed(stream))
+        yield from zip(x[first:], range(first, size), strict=True)
 
 
 def jittered(record: Any) -> Any:
@@ -244,18 +285,21 @@ def jittered(record: Any) -> Any:
     return x + 0.1 * torch.randn(8) + random.random(), y % 3
 
 
-def records(number: int, **options: Any) -> Records:
-    names = [f"part {each}" for each in range(number)]
-    return Records(names, lengths=[9] * number, transform=jittered, **options)
+class Whole(Records):
+    """Streams of which each is read by one lane."""
+
+    block = 100
 
 
-def with_streams(*, lanes: int = 6) -> Any:
+def with_streams(
+    *, kind: Any = Records, sizes: Sequence[int] = (9,) * 7, lanes: int = 6
+) -> Any:
     """Read in as many workers as there are other processes."""
     net = normed()
-    name = f"streams{lanes}"
+    name = f"streams{lanes}.{len(sizes)}"
     model, optimizer = wrapped(net, name)
     train = AdaptiveDataLoader(
-        records(7, lanes=lanes),
+        kind([*sizes], lanes=lanes),
         BATCH,
         shuffle=True,
         num_workers=elasticrun.world_size() - 1,
@@ -277,11 +321,16 @@ def with_fewer_streams_than_shares() -> Any:
     return with_streams(lanes=3)
 
 
+def with_streams_that_run_dry() -> Any:
+    """The first share has no samples any more where others have some."""
+    return with_streams(kind=Whole, sizes=(60, 5, 5, 5), lanes=4)
+
+
 def with_streams_without_end() -> Any:
     """Mix streams, whose last shares are short, with samples that have an index."""
     net = network()
     model, optimizer = wrapped(net, "endless")
-    sources = {"a": Endless(records(2)), "b": Endless(records(3))}
+    sources = {"a": Endless(Records([9] * 2)), "b": Endless(Records([9] * 3))}
     few = AdaptiveDataLoader(
         Mixed(sources, {"a": 1.0, "b": 2.0}, num_samples=40), 6, name="endless.few"
     )
@@ -297,6 +346,7 @@ def with_streams_without_end() -> Any:
 
 
 WAYS: tuple[Callable[[], Any], ...] = (
+    with_what_scripts_do_once_a_batch,  # While there is no other optimizer.
     with_a_scaler,
     with_averaged_weights,
     with_schedulers_of_epochs_and_steps,
@@ -310,6 +360,7 @@ WAYS: tuple[Callable[[], Any], ...] = (
     with_fewer_samples_than_shares,
     with_streams,
     with_fewer_streams_than_shares,
+    with_streams_that_run_dry,
     with_streams_without_end,
 )
 

@@ -105,7 +105,7 @@ class ModuleWatch:
         self._copies = [each.detach().clone() for each in self._large.tensors]
         self._copied = self._large.look()
         self._statistics = _statistics_of(self._module)
-        self._statistics_at = _versions(self._statistics)
+        self._statistics_at = versions_of(self._statistics)
 
     def _check(self) -> None:
         for part in self._module.modules():
@@ -176,7 +176,7 @@ class ModuleWatch:
             raise CannotRescueError(
                 f"buffers of {self._name!r} have changed since", _CHANGE_LATER
             )
-        have_changed = _versions(self._statistics) != self._statistics_at
+        have_changed = versions_of(self._statistics) != self._statistics_at
         if have_changed and not has_common:
             raise CannotRescueError(
                 f"BatchNorms in {self._name!r} have other averages on rank 0, whose "
@@ -231,7 +231,7 @@ class _Watched:
     def look(self) -> tuple[list[int], list[int], bytes]:
         """Return torch's counts of changes in place, places, and their bytes."""
         data = self.read()
-        return _versions(self.tensors), self._places, data
+        return versions_of(self.tensors), self._places, data
 
     def read(self) -> bytes:
         """Return the bytes of those on the CPU."""
@@ -262,7 +262,8 @@ def _are_these(tensors: list[Tensor], now: Iterable[Tensor]) -> bool:
     return list(map(id, tensors)) == list(map(id, now))
 
 
-def _versions(tensors: list[Tensor]) -> list[int]:
+def versions_of(tensors: list[Tensor]) -> list[int]:
+    """Return how often torch has counted a change in place of each."""
     return [*map(_VERSION, tensors)]
 
 

@@ -217,7 +217,8 @@ def _virtual_micro_batches(
     else:
         padding = (pieces(0) or [_PADDING])[0]
         found = micro_batches_of([range(0)], size, advance, num_shares, padding=padding)
-        numbers = [0 if shares.rank == 0 else -1]  # Then the whole batch is empty.
+        is_empty = shares.rank == 0 and not size  # The whole batch.
+        numbers = [0 if is_empty else -1]
     return [
         share._replace(part=share.part._replace(share=number))
         for share, number in zip(found, numbers, strict=True)
