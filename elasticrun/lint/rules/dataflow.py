@@ -9,12 +9,14 @@ from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
 
 from elasticrun.lint.graph import (
+    OWN,
     DataLoop,
     EpochLoop,
     Guard,
     Read,
     Step,
     ValuePlace,
+    WalkedLoop,
     Write,
 )
 from elasticrun.lint.naming import named, written
@@ -100,10 +102,7 @@ class Dataflow:
 
     def carried(self, body: LoopBody) -> Iterator[CarriedValue]:
         """Yield what iterations leave to later ones, if it is a new value."""
-        renewed = {each.place for each in body.head.writes if each.how == "target"}
         for place, writes in self._written(body.steps).items():
-            if place in renewed:  # the loop's own variable
-                continue
             survivors = [
                 each
                 for each in writes
@@ -165,7 +164,7 @@ class Dataflow:
             write.name
             for step in body.steps
             for write in step.writes
-            if write.how not in _NO_NEWS
+            if write.how not in (*_NO_NEWS, "target")
         }
         last = 0
         for write in self.writes[place]:
@@ -190,11 +189,20 @@ class Dataflow:
                         yield write
 
     def reads_behind(
-        self, loop: DataLoop, place: ValuePlace, start: Step
+        self, loop: WalkedLoop, place: ValuePlace, start: Step
     ) -> Iterator[Read]:
-        """Yield where a place is read behind a loop with what a step in it has left."""
+        """Yield where a place is read behind a loop with what a step in it has left.
+
+        An error that is handled leads there from a loop that has begun; and where a
+        test asks whether the value is missing, it is made.
+        """
         reads = [r for r in self.reads.get(place, ()) if not r.step.is_in(loop)]
-        seeing = self.reached(start, place) if reads else set()
+        asking = {
+            r.step for r in reads if r.sink == OWN and type(r.step.node) is ast.If
+        }
+        steps = self.program.graph.steps if reads else ()
+        calm = {e for e in steps if not isinstance(e.node, ast.ExceptHandler)} - asking
+        seeing = self.reached(start, place, calm)
         return (read for read in reads if read.step in seeing)
 
     def leads_to(self, reads: Iterable[Read]) -> list[Read]:
@@ -251,10 +259,15 @@ def _rises(guard: Guard, body: LoopBody, changed: set[str]) -> bool:
     return (
         len(ops) == 1
         and isinstance(ops[0], rising)
-        and written(left) in {write.name for write in body.head.writes} - changed
+        and written(left) in _targets(body.head) - changed
         and is_bound
         and written(right[0]) not in changed
     )
+
+
+def _targets(head: Step) -> set[str]:
+    """Return what an epoch loop sets at the beginning of each epoch."""
+    return {write.name for write in head.following[0].writes}
 
 
 def _are_first_value(first: list[Write], survivors: list[Write]) -> bool:
@@ -265,13 +278,14 @@ def _are_first_value(first: list[Write], survivors: list[Write]) -> bool:
 
 def _constant_of(write: Write) -> str | None:
     value = write.value
-    if write.how != "set":
+    if write.how not in ("set", "update"):
         return None
     if value is None:
         return _EMPTY if write.place[1] == "[]" else None
     if value.kind == "const":
         return f"{type(value.constant)} {value.constant!r}"
-    return _EMPTY if value.is_empty else None
+    same = str(value.uid) if value.is_object else None  # what holds it is another place
+    return _EMPTY if value.is_empty else same
 
 
 def is_clock(writes: list[Write]) -> bool:

@@ -230,6 +230,7 @@ def _epoch_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     walk.graph.epochs.append(loop)
     with looping(walk, loop.step, loop, is_skipped=True):
         outer, walk.epoch = walk.epoch, loop
+        walk.step(node)  # The head is reached behind the last epoch, too.
         body(unknown(_TRUE))
         walk.epoch = outer
 
