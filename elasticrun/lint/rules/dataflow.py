@@ -35,7 +35,7 @@ _KEPT = named(
     "tracker file opaque scheduler ema scaler"
 )
 # What a later start makes again.
-_ANEW = ("iterator", "file", "opaque")
+_ANEW = ("iterator", "file", "opaque", "accumulator", "variables")
 
 
 class LoopBody(NamedTuple):
