@@ -74,7 +74,8 @@ class Dataflow:
     def is_volatile(self, place: ValuePlace) -> bool:
         """Return whether a place is plain Python memory."""
         base: Value | None = self.program.walk.bases.get(place[0])
-        return base is None or not (base.is_durable or base.kind in _KEPT)
+        is_kept = base is not None and (base.is_durable or base.kind in _KEPT)
+        return not is_kept and place not in self.program.walk.saved
 
     def reached(
         self, start: Step, place: ValuePlace, inside: Container[Step] | None = None
