@@ -284,6 +284,8 @@ What = Literal[
     "trained",
     "backward",  # gradients are computed of a loss with these taints
     "weighed",  # a loss, by the `weigh` of a model
+    # A forward pass through an AdaptiveDataParallel, or past it, by its own module.
+    "through", "past",
     "set up",  # how a model trains: what is frozen, or an attribute of a module
     "added",  # something with these taints, to an Accumulator
     "divided",  # what an Accumulator has, by the number of batches

@@ -60,7 +60,9 @@ class Dataflow:
         self.program = program
         self.reads: dict[ValuePlace, list[Read]] = defaultdict(list)
         self.writes: dict[ValuePlace, list[Write]] = defaultdict(list)
-        for step in program.graph.steps:
+        steps = program.graph.steps
+        self.calm = {e for e in steps if not isinstance(e.node, ast.ExceptHandler)}
+        for step in steps:
             emptied = [
                 each.place for each in step.writes if each.how in ("set", "drop")
             ]
@@ -201,9 +203,8 @@ class Dataflow:
         asking = {
             r.step for r in reads if r.sink == OWN and type(r.step.node) is ast.If
         }
-        steps = self.program.graph.steps if reads else ()
-        calm = {e for e in steps if not isinstance(e.node, ast.ExceptHandler)} - asking
-        seeing = self.reached(start, place, calm)
+        calm = self.calm - asking if asking else self.calm
+        seeing = self.reached(start, place, calm) if reads else set()
         return (read for read in reads if read.step in seeing)
 
     def leads_to(self, reads: Iterable[Read]) -> list[Read]:
@@ -257,18 +258,14 @@ def _rises(guard: Guard, body: LoopBody, changed: set[str]) -> bool:
     left, ops, right = guard.test.left, guard.test.ops, guard.test.comparators
     rising = (ast.Gt, ast.GtE) if guard.holds else (ast.Lt, ast.LtE)
     is_bound = isinstance(right[0], ast.Constant | ast.Name | ast.Attribute)
+    own = {write.name for write in body.head.following[0].writes}
     return (
         len(ops) == 1
         and isinstance(ops[0], rising)
-        and written(left) in _targets(body.head) - changed
+        and written(left) in own - changed
         and is_bound
         and written(right[0]) not in changed
     )
-
-
-def _targets(head: Step) -> set[str]:
-    """Return what an epoch loop sets at the beginning of each epoch."""
-    return {write.name for write in head.following[0].writes}
 
 
 def _are_first_value(first: list[Write], survivors: list[Write]) -> bool:
