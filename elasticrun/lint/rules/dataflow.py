@@ -20,7 +20,7 @@ from elasticrun.lint.graph import (
     Write,
 )
 from elasticrun.lint.naming import named, written
-from elasticrun.lint.program import Program
+from elasticrun.lint.program import Program, is_lazy
 from elasticrun.lint.values import Value
 
 _NO_NEWS = ("bind", "drop")
@@ -35,7 +35,7 @@ _KEPT = named(
     "tracker file opaque scheduler ema scaler"
 )
 # What a later start makes again.
-_ANEW = ("iterator", "file", "opaque", "accumulator", "variables")
+_ANEW = ("iterator", "file", "opaque")
 
 
 class LoopBody(NamedTuple):
@@ -123,7 +123,9 @@ class Dataflow:
         for step in self.program.graph.steps:
             for write in step.writes if step in inside else ():
                 value = write.value
-                is_made_anew = value is not None and value.kind in _ANEW
+                is_made_anew = value is not None and (
+                    value.kind in _ANEW or (value.is_durable and is_lazy(write.step))
+                )
                 # So a container gets the items with which it is made.
                 is_whole = value is not None and write.place == (value.uid, "[]")
                 is_creation = is_whole and write.how == "set"
