@@ -149,10 +149,10 @@ class Step:
     def line(self) -> int:
         return getattr(self.node, "lineno", 1)
 
-    def is_in(self, loop: DataLoop) -> bool:
+    def is_in(self, loop: WalkedLoop) -> bool:
         """Return whether it is in a loop's body, or in that of a loop inside."""
-        own = self.loop
-        return own is loop or (own is not None and loop in own.around())
+        around = [self.loop, *self.loop.around()] if self.loop is not None else []
+        return loop is self.epoch or loop in around
 
 
 @dataclass(eq=False, repr=False)
@@ -284,6 +284,8 @@ What = Literal[
     "trained",
     "backward",  # gradients are computed of a loss with these taints
     "weighed",  # a loss, by the `weigh` of a model
+    # A forward pass through an AdaptiveDataParallel, or past it, by its own module.
+    "through", "past",
     "set up",  # how a model trains: what is frozen, or an attribute of a module
     "added",  # something with these taints, to an Accumulator
     "divided",  # what an Accumulator has, by the number of batches

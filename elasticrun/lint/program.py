@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import deque
 from collections.abc import Iterable
 from functools import cached_property
@@ -21,6 +22,7 @@ from elasticrun.lint.graph import (
     What,
     Write,
 )
+from elasticrun.lint.naming import written
 from elasticrun.lint.values import Value
 from elasticrun.lint.walk.walk import Walk
 
@@ -250,6 +252,12 @@ def in_words(taints: Iterable[str]) -> str:
 def is_once(step: Step) -> bool:
     """Return whether a condition keeps a step from happening again."""
     return any({"once", "generation"} & guard.taints for guard in step.guards)
+
+
+def is_lazy(step: Step) -> bool:
+    """Return whether a step runs only where it asked whether something is missing."""
+    tests = (written(guard.test) for guard in step.guards if guard.holds)
+    return any(re.search(r" is None$| not in |^not hasattr", test) for test in tests)
 
 
 def is_checked(step: Step) -> bool:

@@ -24,7 +24,7 @@ next_uid = itertools.count(1).__next__  # of values and of frames, which have pl
 #   Accumulator has).
 #   Of tests: once (`once(key)`), exists (whether a file does).
 #   Of files: path, temporary.
-#   Of losses: see walk/losses.py.
+#   Of losses: past (of a module that is called past its wrapper); see walk/losses.py.
 NO_TAINTS: frozenset[str] = frozenset()
 OF_CONTENT = frozenset(("batch",))  # also of a container that gets it
 UNFIXED = frozenset(("time", "entropy", "random"))  # another one at each start

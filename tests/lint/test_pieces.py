@@ -120,7 +120,8 @@ for epoch in remaining_epochs_until(9):
     found = lint_text(HEAD + text).findings
     first = HEAD.count("\n")
     assert [(e.code, e.line - first) for e in found] == [("ER306", 5), ("ER306", 6)]
-    whole = text.replace("for epoch", "p = AdaptiveDataParallel(other, sgd)\nfor epoch")
+    made = "wrapped = AdaptiveDataParallel(other, sgd)\nfor epoch"
+    whole = text.replace("for epoch", made).replace("other(x)", "wrapped(x)")
     parts = text.replace(
         "for epoch", "register(b=other.body, h=other.head, s=sgd)\nfor epoch"
     )

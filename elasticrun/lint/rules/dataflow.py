@@ -9,16 +9,18 @@ from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
 
 from elasticrun.lint.graph import (
+    OWN,
     DataLoop,
     EpochLoop,
     Guard,
     Read,
     Step,
     ValuePlace,
+    WalkedLoop,
     Write,
 )
 from elasticrun.lint.naming import named, written
-from elasticrun.lint.program import Program
+from elasticrun.lint.program import Program, is_lazy
 from elasticrun.lint.values import Value
 
 _NO_NEWS = ("bind", "drop")
@@ -58,7 +60,9 @@ class Dataflow:
         self.program = program
         self.reads: dict[ValuePlace, list[Read]] = defaultdict(list)
         self.writes: dict[ValuePlace, list[Write]] = defaultdict(list)
-        for step in program.graph.steps:
+        steps = program.graph.steps
+        self.calm = {e for e in steps if not isinstance(e.node, ast.ExceptHandler)}
+        for step in steps:
             emptied = [
                 each.place for each in step.writes if each.how in ("set", "drop")
             ]
@@ -72,7 +76,8 @@ class Dataflow:
     def is_volatile(self, place: ValuePlace) -> bool:
         """Return whether a place is plain Python memory."""
         base: Value | None = self.program.walk.bases.get(place[0])
-        return base is None or not (base.is_durable or base.kind in _KEPT)
+        is_kept = base is not None and (base.is_durable or base.kind in _KEPT)
+        return not is_kept and place not in self.program.walk.saved
 
     def reached(
         self, start: Step, place: ValuePlace, inside: Container[Step] | None = None
@@ -100,10 +105,7 @@ class Dataflow:
 
     def carried(self, body: LoopBody) -> Iterator[CarriedValue]:
         """Yield what iterations leave to later ones, if it is a new value."""
-        renewed = {each.place for each in body.head.writes if each.how == "target"}
         for place, writes in self._written(body.steps).items():
-            if place in renewed:  # the loop's own variable
-                continue
             survivors = [
                 each
                 for each in writes
@@ -121,7 +123,9 @@ class Dataflow:
         for step in self.program.graph.steps:
             for write in step.writes if step in inside else ():
                 value = write.value
-                is_made_anew = value is not None and value.kind in _ANEW
+                is_made_anew = value is not None and (
+                    value.kind in _ANEW or (value.is_durable and is_lazy(write.step))
+                )
                 # So a container gets the items with which it is made.
                 is_whole = value is not None and write.place == (value.uid, "[]")
                 is_creation = is_whole and write.how == "set"
@@ -165,7 +169,7 @@ class Dataflow:
             write.name
             for step in body.steps
             for write in step.writes
-            if write.how not in _NO_NEWS
+            if write.how not in (*_NO_NEWS, "target")
         }
         last = 0
         for write in self.writes[place]:
@@ -190,11 +194,19 @@ class Dataflow:
                         yield write
 
     def reads_behind(
-        self, loop: DataLoop, place: ValuePlace, start: Step
+        self, loop: WalkedLoop, place: ValuePlace, start: Step
     ) -> Iterator[Read]:
-        """Yield where a place is read behind a loop with what a step in it has left."""
+        """Yield where a place is read behind a loop with what a step in it has left.
+
+        An error that is handled leads there from a loop that has begun; and where a
+        test asks whether the value is missing, it is made.
+        """
         reads = [r for r in self.reads.get(place, ()) if not r.step.is_in(loop)]
-        seeing = self.reached(start, place) if reads else set()
+        asking = {
+            r.step for r in reads if r.sink == OWN and type(r.step.node) is ast.If
+        }
+        calm = self.calm - asking if asking else self.calm
+        seeing = self.reached(start, place, calm) if reads else set()
         return (read for read in reads if read.step in seeing)
 
     def leads_to(self, reads: Iterable[Read]) -> list[Read]:
@@ -248,10 +260,11 @@ def _rises(guard: Guard, body: LoopBody, changed: set[str]) -> bool:
     left, ops, right = guard.test.left, guard.test.ops, guard.test.comparators
     rising = (ast.Gt, ast.GtE) if guard.holds else (ast.Lt, ast.LtE)
     is_bound = isinstance(right[0], ast.Constant | ast.Name | ast.Attribute)
+    own = {write.name for write in body.head.following[0].writes}
     return (
         len(ops) == 1
         and isinstance(ops[0], rising)
-        and written(left) in {write.name for write in body.head.writes} - changed
+        and written(left) in own - changed
         and is_bound
         and written(right[0]) not in changed
     )
@@ -265,13 +278,14 @@ def _are_first_value(first: list[Write], survivors: list[Write]) -> bool:
 
 def _constant_of(write: Write) -> str | None:
     value = write.value
-    if write.how != "set":
+    if write.how not in ("set", "update"):
         return None
     if value is None:
         return _EMPTY if write.place[1] == "[]" else None
     if value.kind == "const":
         return f"{type(value.constant)} {value.constant!r}"
-    return _EMPTY if value.is_empty else None
+    same = str(value.uid) if value.is_object else None  # what holds it is another place
+    return _EMPTY if value.is_empty else same
 
 
 def is_clock(writes: list[Write]) -> bool:

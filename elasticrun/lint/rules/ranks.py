@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from elasticrun.lint.finding import Finding, Rule
 from elasticrun.lint.graph import DataLoop, Event, Guard, Site, Step, WalkedLoop
 from elasticrun.lint.naming import named, written
-from elasticrun.lint.program import Program, in_words, is_once
+from elasticrun.lint.program import Program, in_words, is_lazy, is_once
 from elasticrun.lint.rules.effects import missing_keys, only_reads
-from elasticrun.lint.values import UNFIXED, taints_of
+from elasticrun.lint.values import UNFIXED, constant, taints_of
 from elasticrun.lint.walk.walk import Function
 
 ER208 = Rule(
@@ -115,11 +115,26 @@ def _states(program: Program) -> Iterator[Finding]:
         if any(guard.taints & _CHANGING for guard in guards):
             message = f"{name} is created under a condition that may not always hold"
             yield program.finding(ER402, event, message)
-        elif step.epoch and not step.loop and not is_once(step) and not is_sum:
-            message = (
-                f"{name} is created in each epoch, but a restart skips finished ones"
-            )
+        elif message := _made_again(event):
             yield program.finding(ER402, event, message)
+
+
+def _made_again(event: Event) -> str:
+    """Return why a state must not be created where it is, if that is in a loop."""
+    step, is_sum = event.step, event.name == "Accumulator"
+    if is_once(step) or is_lazy(step):
+        return ""
+    if step.loop is not None:
+        return (
+            f"{event.name} is created in each turn of the loop at line "
+            f"{step.loop.line}, but a restart continues in its middle"
+        )
+    name = event.given.keywords.get("name", constant(None))
+    is_own = "epoch" in name.taints or (is_sum and name.kind != "const")
+    if step.epoch is None or is_own or (is_sum and name.is_none):
+        return ""
+    what = "an Accumulator of one name" if is_sum else event.name
+    return f"{what} is created in each epoch, but a restart skips finished ones"
 
 
 _OF_ONE_PROCESS = re.compile(

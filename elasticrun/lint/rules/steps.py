@@ -1,4 +1,4 @@
-"""ER309, ER312 to ER315: what depends on how a step's batch is cut."""
+"""ER309, ER312 to ER316: what depends on how a step's batch is cut."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ ER314 = Rule(
 ER315 = Rule(
     "ER315 W backward pass under a condition that depends on the batch",
     help="let all replicas decide it: all_reduce the value first",
+)
+ER316 = Rule(
+    "ER316 E forward pass past the wrapped model",
+    help="call the AdaptiveDataParallel, model(x), and not its module",
 )
 
 
@@ -143,6 +147,26 @@ def _deciding(program: Program, event: Event, alike: set[Step]) -> Guard | None:
     return None
 
 
+def _past(program: Program) -> Iterator[Finding]:
+    """Yield calls of a wrapped module in loops that train it without its wrapper."""
+    through = {event.step.loop for event in program.events("through")}
+    trained = {e.step.loop for e in program.events("backward") if "past" in e.taints}
+    steps = program.events("trained", role="optimizer")
+    for event in program.events("past"):
+        loop, wrapper = event.step.loop, event.value
+        if wrapper is None or loop is None or loop not in trained - through:
+            continue
+        is_stepped = any(
+            e.step.loop is loop and e.value in wrapper.parts for e in steps
+        )
+        if is_stepped and not wrapper.is_handed_on:  # Who has it may call it.
+            message = (
+                "this calls the bare module, past its AdaptiveDataParallel: gradients "
+                "are neither weighed nor averaged, and the job refuses the step"
+            )
+            yield program.finding(ER316, event, message)
+
+
 def _is_padded(given: Arguments) -> bool:
     """Return whether a loader may have batches with padding."""
     even, drop = given.keywords.get("even_batches"), given.keywords.get("drop_last")
@@ -150,4 +174,4 @@ def _is_padded(given: Arguments) -> bool:
     return is_even and (drop is None or drop.constant is not True)
 
 
-CHECKS = (_losses, _padding, _quotients, _left_out)
+CHECKS = (_losses, _padding, _quotients, _left_out, _past)

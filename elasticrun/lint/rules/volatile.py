@@ -86,26 +86,20 @@ def _over_epochs(
     loudness = flow.loudness(each for each in reads if each.step in body.steps)
     if not loudness and body.head in flow.reached(body.head, place, body.steps):
         loudness = flow.loudness(reads)
-    if loudness:
-        write = _telling(carried)
-        if _ends_at_once(body, carried, reads, program):
-            return
-        lost.add(place)
-        if is_once(write.step):
-            return
-        message = (
-            f"`{write.name}` is changed in zone {program.zone(write.step)} and read in "
-            "a later epoch; a restart sets it back to its first value"
-        )
-        severity = "E" if loudness == "decides" else "W"
-    elif flow.loudness(each for each in reads if each.step in program.zones.between):
-        write, severity = carried.survivors[0], "W"
-        message = (
-            f"`{write.name}` is set in the epochs and read after them; a job that "
-            "restarts when all epochs are finished never sets it"
-        )
-    else:
+    if not loudness:
+        yield from _read_after(flow, body.loop, carried.survivors[0])
         return
+    write = _telling(carried)
+    if _ends_at_once(body, carried, reads, program):
+        return
+    lost.add(place)
+    if is_once(write.step):
+        return
+    message = (
+        f"`{write.name}` is changed in zone {program.zone(write.step)} and read in "
+        "a later epoch; a restart sets it back to its first value"
+    )
+    severity = "E" if loudness == "decides" else "W"
     yield program.finding(ER301, write, message, loop=loop, severity=severity)
 
 
@@ -319,16 +313,21 @@ def _means_of(
     }
 
 
-def _read_after(flow: Dataflow, loop: DataLoop, write: Write) -> Iterator[Finding]:
+def _read_after(
+    flow: Dataflow, loop: DataLoop | EpochLoop, write: Write
+) -> Iterator[Finding]:
     program, place = flow.program, write.place
+    data_loop = loop if isinstance(loop, DataLoop) else None
+    is_name = place[0] not in program.walk.bases
+    is_unset = is_name and all(each.step.is_in(loop) for each in flow.writes[place])
     # A generator that hands out the last batch behind its loop runs the body there.
     bodies = {read.at for read in flow.reads.get(place, ()) if read.step.is_in(loop)}
     reads = [
         read
         for read in flow.reads_behind(loop, place, write.step)
         if read.at not in bodies
-        and read.step.epoch is loop.epoch
-        and flow.loudness([read])
+        and (data_loop is None or read.step.epoch is loop.epoch)
+        and (flow.loudness([read]) or (data_loop is None and is_unset))
     ]
     if not reads or place[1] == "[]":
         return
@@ -337,7 +336,7 @@ def _read_after(flow: Dataflow, loop: DataLoop, write: Write) -> Iterator[Findin
         f"`{write.name}` is set in the loop at {program.zones.where(loop, first.step)} "
         "and read after it; a restart skips the loop if it was finished"
     )
-    yield program.finding(ER307, first, message, loop=loop)
+    yield program.finding(ER307, first, message, loop=data_loop)
 
 
 def _numbered(flow: Dataflow, loop: DataLoop) -> Iterator[Finding]:

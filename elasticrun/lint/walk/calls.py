@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from elasticrun.lint import naming
 from elasticrun.lint.graph import CONTENT, OPTIMIZER, OWN, VALUE, Sink, flow_to
 from elasticrun.lint.naming import GROWING, written
-from elasticrun.lint.values import Class, Value, constant, unknown
+from elasticrun.lint.values import Class, Value, constant, register, unknown
 from elasticrun.lint.walk.expressions import attribute
 from elasticrun.lint.walk.externals import call_unknown, opaque
 from elasticrun.lint.walk.functions import (
@@ -162,9 +162,36 @@ def _instantiate(walk: Walk, callee: Value, node: ast.Call) -> Value:
     if cls.role == "state":
         walk.note(node, "state", made, name=cls.node.name)
         made.registered = True
+        _keep_saved(walk, made, cls)
     elif cls.role in ("scheduler", "optimizer", "ema", "scaler"):
         walk.note(node, "made", made, role=cls.role)
     return made
+
+
+def _keep_saved(walk: Walk, state: Value, cls: Class) -> None:
+    """Note what a state's `save` reads of the objects that the state has."""
+    found = cls.find("save")
+    if found is None:
+        return
+    nodes = [each for each in ast.walk(found[1]) if isinstance(each, ast.Attribute)]
+    own = {each.arg for each in found[1].args.args[:1]}
+
+    def held(node: ast.expr) -> Value | None:
+        if isinstance(node, ast.Attribute):
+            base = held(node.value)
+            return base.attrs.get(node.attr) if base is not None else None
+        return state if isinstance(node, ast.Name) and node.id in own else None
+
+    in_part = set()  # These are read for one of their fields.
+    for node in nodes:  # from the outer ones to those in them
+        base, value = held(node.value), held(node)
+        is_field = base is not None and base.cls is not None and node.attr != "__dict__"
+        if base is None or not is_field or base.defines(node.attr):
+            continue
+        walk.saved.add((base.uid, node.attr))
+        in_part.add(node.value)
+        if value is not None and node not in in_part:
+            register(value)
 
 
 def _fill_fields(walk: Walk, made: Value, cls: Class, node: ast.Call) -> None:

@@ -37,6 +37,11 @@ def call_unknown(walk: Walk, callee: Value, it: Called) -> Value:
         value.taints -= OF_LOSSES  # What a model makes is none.
         value.taints |= taints_of_labels(it, walk.frame.module.text)
     value.taints |= callee.taints & OF_CRITERIA
+    wrapper = walk.wrapped.get(callee.uid)
+    if wrapper is not None and wrapper not in callee.also:
+        is_past = callee in wrapper.parts
+        walk.note(it.node, "past" if is_past else "through", wrapper)
+        value.taints |= {"past"} if is_past else NO_TAINTS
     return value
 
 
@@ -194,6 +199,8 @@ def wrap_model(walk: Walk, it: Called) -> Value | None:
         return None
     made = Value("model", inner.name, node=it.node, parts=[inner])
     made.registered = inner.registered
+    if inner.uid in walk.wrapped:
+        walk.wrapped[made.uid] = walk.wrapped[inner.uid]
     return walk.made(made)
 
 
@@ -344,6 +351,7 @@ def make_parallel(walk: Walk, it: Called) -> Value:
     value.parts = [each for each in states if each.kind != "const"]
     for part in (*states, value):
         register(part)
+    walk.wrapped |= {each.uid: value for each in (value, *value.parts[:1])}
     return value
 
 

@@ -94,6 +94,12 @@ def _wrapped(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
             parts = [element if p is inner else element_of(p) for p in value.parts]
             body(Value("tuple", parts=parts))
 
+    elif value.name == "batches":  # Of passes without end, so that none is short.
+
+        def shaped(element: Value) -> None:
+            element.taints |= {"valid"}
+            body(element)
+
     if inner is None:
         if value.name in _COUNTING or any(p.kind == "range" for p in value.parts):
             walk.note(node, "counted")
@@ -230,6 +236,7 @@ def _epoch_loop(walk: Walk, value: Value, node: ast.AST, body: Body) -> None:
     walk.graph.epochs.append(loop)
     with looping(walk, loop.step, loop, is_skipped=True):
         outer, walk.epoch = walk.epoch, loop
+        walk.step(node)  # The head is reached behind the last epoch, too.
         body(unknown(_TRUE))
         walk.epoch = outer
 

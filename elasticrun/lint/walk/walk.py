@@ -178,6 +178,8 @@ class Walk:
         iterated: The expressions from whose values loops take their elements.
         begun: The steps at which calls begin, by the numbers of their frames.
         depth: How many imports it is in, one within the other.
+        saved: The places that the `save` of some state reads.
+        wrapped: The AdaptiveDataParallel of itself and of its module, by their numbers.
         seeded: The packages whose random generators have a seed.
         ways: Whether a value sets or updates a target: found once, and asked for in
             every call of the function around.
@@ -207,6 +209,8 @@ class Walk:
         self.frames: dict[Module, Frame | None] = {}
         self.begun: dict[int, Step] = {}
         self.depth = 0
+        self.saved: set[ValuePlace] = set()
+        self.wrapped: dict[int, Value] = {}
         self.seeded: set[str] = set()
         self.ways: dict[tuple[ast.AST, ast.AST], str] = {}
 
