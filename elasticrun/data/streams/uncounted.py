@@ -19,15 +19,11 @@ from elasticrun.checkpoint.states.generators import (
 )
 from elasticrun.data.order.lanes import UncountedLanes, dealt, window_in_lane
 from elasticrun.data.order.permutation import MAX_INDEX, Permutation
+from elasticrun.data.streams.in_lanes import InLanes
 from elasticrun.data.streams.index import Contents, Index, Scan, stamp_of
 from elasticrun.data.streams.iterables import streams_of, with_end
 from elasticrun.data.streams.stream_reader import StreamReader
-from elasticrun.data.streams.streams import (
-    InLanes,
-    Streams,
-    index_in,
-    transform_error,
-)
+from elasticrun.data.streams.streams import Streams, index_in, transform_error
 from elasticrun.data.workers.lanes import EXHAUSTED
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import current_job

@@ -55,7 +55,7 @@ def test_every_sample_once_in_any_place(kind: str, tmp_path: Path) -> None:
     assert len(streams) == len(records)
     assert [streams[number] for number in range(len(records))] == records
     for number in (STRIDE, STRIDE - 1, 2 * STRIDE + 500, 7, len(records) - 1):
-        streams._forget_readers()
+        streams._open = None
         assert streams[number] == records[number]
 
 
@@ -326,7 +326,7 @@ def test_packed_documents_cross_sequences_and_no_streams(
         expected += [tokens[at : at + 32] for at in range(0, len(tokens) - 31, 32)]
     assert [packed[n]["tokens"].tolist() for n in range(len(packed))] == expected
     for number in (len(packed) - 1, STRIDE, 3, STRIDE - 1):
-        packed._forget_readers()
+        packed._open = None
         assert packed[number]["tokens"].tolist() == expected[number]
 
 
@@ -377,7 +377,7 @@ def test_a_state_that_json_changes_is_not_used(job: Any) -> None:
     assert not len(streams.scans[0].marks)
     records = list(itertools.chain.from_iterable(rows()))
     for number in (STRIDE + 5, 3):  # It begins again by the state that it had at first.
-        streams._forget_readers()
+        streams._open = None
         assert streams[number] == records[number]
 
 
@@ -402,7 +402,7 @@ def test_what_is_its_own_iterator_is_entered_by_its_state(job: Any) -> None:
     assert len(streams.scans[0].marks)
     records = list(itertools.chain.from_iterable(rows()))
     for number in (STRIDE + 5, 3):
-        streams._forget_readers()
+        streams._open = None
         assert streams[number] == records[number]
 
 

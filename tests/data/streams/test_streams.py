@@ -26,7 +26,7 @@ from elasticrun import (
     remaining_epochs_until,
     request_stop,
 )
-from elasticrun.data.streams.streams import lanes_of
+from elasticrun.data.streams.in_lanes import lanes_of
 from elasticrun.job.trace import Trace
 from elasticrun.testing import read_trace, samples_of_loop
 from tests.support.full_disk import limited_files
@@ -261,9 +261,9 @@ def test_streams_within_a_window_are_opened_once_each() -> None:
         loader = AdaptiveDataLoader(streams, 16, shuffle=True)
         assert sorted(flat(loader)) == list(range(1400))
     assert sorted(streams.opened) == [(number, 0) for number in range(200)]
-    assert not streams._readers
     assert streams[3] == 3
-    assert not streams._readers  # It was read whole, and holds no file.
+    assert streams._open is not None
+    assert not streams._open.readers  # It was read whole, and holds no file.
 
 
 def test_long_streams_are_opened_once_each() -> None:
@@ -445,19 +445,16 @@ def test_what_cannot_be_is_refused(job: Any, tmp_path: Path) -> None:
         Packed([1, 2], lambda n: [n], 4)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="an end, not Endless.* Endless takes a Packed"):
         Packed(Endless(Numbers(3)), lambda n: [n], 4)
-    with pytest.raises(ValueError, match='is neither "unknown" nor a number'):
-        TextLines(tmp_path, lengths="many")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="give transform or parse, and no lengths"):
         TextLines(tmp_path, skip_broken=True)
     with pytest.raises(ValueError, match="give transform or parse, and no lengths"):
         TextLines(tmp_path, parse=int, skip_broken=True, lengths=[3])
-    with pytest.raises(ValueError, match="lengths=50 is neither"):
-        TextLines(tmp_path, lengths=50)  # type: ignore[arg-type]
     for weights in ({}, {"a": None}, {"a": "3"}, {"a": float("inf")}):
         with pytest.raises(ValueError, match="give each of the sources"):
             Mixed({"a": Numbers(3)}, weights)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="length of stream 1 is None"):
-        Numbers.__mro__[1].__init__(Numbers(1, 1), ["a", "stream 1"], lengths=[5, None])
+    for lengths in ("many", 50, [5, None], [3, -5], [3, 4, 5]):
+        with pytest.raises(ValueError, match="is neither .* for each of 2 streams"):
+            TextLines(["a", "b"], lengths=lengths)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="from keys to data sets and to weights"):
         Mixed([Numbers(3)], [1])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="Endless takes streams that have an end, not"):
