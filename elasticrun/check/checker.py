@@ -34,7 +34,6 @@ from elasticrun.check.report import (
     Problem,
     Report,
     Result,
-    Stage,
     cause_lines,
     problem_of,
 )
@@ -211,9 +210,8 @@ class Checker:
         report = self._report
         try:
             for name, stage in self._stages():
-                text = stage()
-                report.stages.append(Stage(name, text))
-                self._say(f"{name}: {text}")
+                report.stages.append(f"{name}: {stage()}")
+                self._say(report.stages[-1])
                 if report.results:
                     report.exit_code = ExitCode.DIFFERENT
                     break
