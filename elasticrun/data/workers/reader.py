@@ -291,9 +291,6 @@ class Reader(Dataset[Any]):
         self._num_looked_at = 0  # Batches without draws, of which the first ones are.
         self._takes_tensor = takes_tensor(dataset)
 
-    def __len__(self) -> int:
-        return len(self.dataset)
-
     def __getitems__(self, request: ReadRequest) -> Any:
         """Return the samples of the request, in its order."""
         if get_worker_info() is not None or not self._draws:
