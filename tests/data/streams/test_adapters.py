@@ -34,10 +34,8 @@ from elasticrun.data.streams import files
 from elasticrun.data.streams.files import begins_of
 from elasticrun.data.streams.index import STRIDE
 from elasticrun.data.streams.iterables import streams_of
-from tests.support.generations import run_once
 from tests.support.streams import (
     KINDS,
-    LENGTHS,
     Records,
     Resumable,
     json_lines,
@@ -192,28 +190,6 @@ def test_a_compressed_shard_is_opened_once_by_a_resume(tmp_path: Path) -> None:
 
 def keys(samples: list[dict[str, Any]]) -> list[int]:
     return [int(sample["__key__"]) for sample in samples]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_workers_deliver_what_one_process_does(kind: str, tmp_path: Path) -> None:
-    streams = KINDS[kind](tmp_path)
-
-    def delivered(num_workers: int) -> list[list[int]]:
-        loader = AdaptiveDataLoader(
-            streams,
-            64,
-            shuffle=True,
-            num_workers=num_workers,
-            collate_fn=lambda samples: [int(sample["n"]) for sample in samples],
-        )
-        return list(loader)
-
-    here = run_once(lambda: delivered(0))
-    samples = [sample for batch in here for sample in batch]
-    assert sorted(samples) == list(range(sum(LENGTHS)))
-    assert samples != sorted(samples)
-    assert run_once(lambda: delivered(2)) == here
 
 
 @pytest.mark.parametrize("is_shuffled", [False, True])

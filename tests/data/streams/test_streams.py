@@ -266,13 +266,6 @@ def test_streams_within_a_window_are_opened_once_each() -> None:
     assert not streams._open.readers  # It was read whole, and holds no file.
 
 
-def test_long_streams_are_opened_once_each() -> None:
-    streams = Numbers(*[700] * 9, lanes=2, window=10)
-    with generation():
-        assert len(flat(AdaptiveDataLoader(streams, 16, shuffle=True))) == 6300
-    assert sorted(streams.opened) == [(number, 0) for number in range(9)]
-
-
 def test_two_loops_over_the_same_streams_open_them_for_themselves(job: Any) -> None:
     streams = Numbers(*[700] * 4, lanes=2, window=10)
     both = CombinedLoader(
