@@ -273,7 +273,7 @@ class Checker:
         causes = []
         if unseeded:
             again = self._runs.run(self._base().scenario, watched=unseeded)
-            causes = finder.at_lines("drawn", again.line_changes, unseeded)
+            causes = finder.drawn(again.line_changes, unseeded)
         raise Problem(
             ExitCode.NOT_REPRODUCIBLE,
             f"two runs without any restart differ: {first.name} "

@@ -215,11 +215,7 @@ class Streams(InLanes):
         return self._scans
 
     def count_all(self) -> None:
-        """Count the streams, unless that was done.
-
-        Raises:
-            TypeError: Their lengths are to be unknown.
-        """
+        """Count the streams, unless that was done."""
         if self.has_unknown_lengths:
             raise TypeError(
                 f'{type(self).__name__} was given lengths="unknown", which is for '

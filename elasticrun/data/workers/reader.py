@@ -97,13 +97,11 @@ class BatchReader(ABC):
 
 
 class Source(NamedTuple):
-    """What a reader reads.
+    """What a reader reads, besides what `BatchReader` has of it.
 
     Attributes:
         dataset: Is asked for all samples of a micro-batch at once.
         collate: Makes the batch of them.
-        is_seeded: As of `BatchReader`.
-        split: As of `BatchReader`.
     """
 
     dataset: Any
