@@ -29,7 +29,6 @@ from elasticrun import (
 from elasticrun.data.streams.in_lanes import lanes_of
 from elasticrun.job.trace import Trace
 from elasticrun.testing import read_trace, samples_of_loop
-from tests.support.full_disk import limited_files
 from tests.support.generations import generation, run_once
 from tests.support.numbered_streams import LENGTHS, Cut, Numbers, flat
 
@@ -487,11 +486,3 @@ def test_uneven_shares_are_told(caplog: pytest.LogCaptureFixture) -> None:
         "Numbers: one of 2 replicas reads 1.5 times its share",
         "Numbers has 2 lanes for 3 replicas",
     ]
-
-
-def test_a_trace_names_its_file_on_a_full_disk(tmp_path: Path) -> None:
-    trace = Trace(str(tmp_path), generation=3, rank=0, world_size=1)
-    where: Any = {"epoch": 0, "loop": 0, "batch": 0, "micro": 0, "num_valid": 1}
-    with limited_files(10), pytest.raises(OSError, match=r"3-0\.jsonl"):
-        trace.write(indices=[0], **where)
-    trace.close()
