@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -180,6 +181,16 @@ def test_transforms_draw_alike_with_and_without_workers(
         return flat(loader)
 
     assert run_once(lambda: drawn(2)) == run_once(lambda: drawn(0))
+
+
+def read_in(number: int) -> tuple[int, int]:
+    return number, os.getpid()
+
+
+def test_all_workers_read_lanes(job: Any) -> None:
+    streams = Numbers(*LENGTHS, lanes=3, transform=read_in)
+    batches = list(AdaptiveDataLoader(streams, 8, num_workers=2))
+    assert len({pid for _, pids in batches for pid in pids.tolist()}) == 2
 
 
 @pytest.mark.parametrize("option", ["parse", "transform"])
