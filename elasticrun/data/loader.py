@@ -63,8 +63,8 @@ from elasticrun.data.order.shares import (
 )
 from elasticrun.data.resumable import ResumableLoader
 from elasticrun.data.step_times import StepTimes
+from elasticrun.data.streams.in_lanes import InLanes, lanes_of
 from elasticrun.data.streams.mixed import Mixed
-from elasticrun.data.streams.streams import InLanes, lanes_of
 from elasticrun.data.streams.uncounted import Uncounted, need_lengths, with_lanes
 from elasticrun.data.streams.uncounted_batches import (
     Delivery,

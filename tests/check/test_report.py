@@ -5,13 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 from elasticrun.check.blame import Cause
+from elasticrun.check.checked_run import CheckedRun
 from elasticrun.check.comparing import Mismatch
-from elasticrun.check.report import ExitCode, Report, Result, as_text, where_it_waits
+from elasticrun.check.report import (
+    ExitCode,
+    Report,
+    Result,
+    as_text,
+    problem_of,
+    where_it_waits,
+)
 from elasticrun.check.scenarios import (
     RestartPlace,
     Scenario,
 )
 from elasticrun.check.source import WORK, find_source
+from elasticrun.launcher.endings import Ending
 from elasticrun.launcher.supervisor.generation import Stack
 
 
@@ -47,6 +56,16 @@ def test_other_places_of_one_difference_do_not_read_as_equal() -> None:
     found = Result(scenario, [Mismatch("net.weight", 0.1, 0.2)], [], [], also=[other])
     text = as_text(Report(ExitCode.DIFFERENT, results=[found]))
     assert "  the same difference also when restarted at 0:0:3\n" in text
+
+
+def test_a_program_that_was_not_let_write_hears_of_writable(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    source = find_source(str(tmp_path / "train.py"), directory=str(tmp_path), linked=[])
+    run = CheckedRun(Scenario((1,)), tmp_path, Ending(0, 1, 0.0))
+    for line, is_told in (("sh: out: Permission denied", True), ("oh", False)):
+        run.output = {0: [line]}
+        problem = problem_of(run, [], source=source, finder=None)
+        assert ("add --writable FOLDER" in problem.text) == is_told
 
 
 def test_stacks_tell_where_each_replica_waits(tmp_path: Path) -> None:

@@ -59,12 +59,10 @@ def reader_of_lanes(
     is_seeded: bool,
     has_virtual: bool = False,
 ) -> BatchReader:
-    """Return what reads the next loop over a loader whose data set has lanes.
+    """Return what `reader_of` does, where the loader's data set has lanes.
 
     Args:
         is_shuffled: Whether samples come in another order than they are in.
-        is_seeded: As of `reader_of`.
-        has_virtual: As of `reader_of`.
     """
     given: Any = loader.dataset
     dataset = given.apart(is_shuffled=is_shuffled)
