@@ -310,7 +310,7 @@ class _ShareBuffers:
     @contextmanager
     def first_ones(self) -> Iterator[None]:
         """Have the first share's meanwhile, behind the last backward pass."""
-        if self._is_over or not self._kept:
+        if not self._kept:
             yield
             return
         own = self._copied()

@@ -385,6 +385,7 @@ def test_a_node_beyond_the_maximum_ends_with_the_job(
 
     wait_until(waiting, "the one that waits")
     [member, *_] = [node for node in nodes if node not in waiting()]
+    member.wait_until_held(0, 2)
     if command is None:
         stage.mark("go-0")
     else:
