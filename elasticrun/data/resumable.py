@@ -29,14 +29,8 @@ from elasticrun.data.streams.index import Contents
 from elasticrun.errors import CheckpointError, LoopOrderError
 from elasticrun.job.current import current_job
 from elasticrun.job.job import Job
-from elasticrun.job.loop import NOTHING, LoopStart
-from elasticrun.job.open_loop import (
-    LoopEnd,
-    OpenLoop,
-    is_called_by_for_loop,
-    iterate,
-    line_of,
-)
+from elasticrun.job.loop import NOTHING, LoopEnd, LoopStart
+from elasticrun.job.open_loop import OpenLoop, is_called_by_for_loop, iterate, line_of
 from elasticrun.job.remaining import whole_number
 from elasticrun.job.trace import Trace
 from elasticrun.job.virtual import VirtualReplicas

@@ -501,6 +501,8 @@ class Job:
         self.progress.leave_epoch()
 
     def _check_loop_is_over(self, what: str) -> None:
+        if what == "ended" and self.virtual is None:  # Draws would be a share's.
+            self.loops.leave_held()
         if self.loader is not None:
             raise LoopOrderError(
                 f"an epoch {what} while the loop over `{self.loader.name}` "
@@ -588,6 +590,7 @@ class Job:
         if self.trace is not None:
             self.trace.close()
         self._let_go(is_whole=not self._watcher.has_lost)
+        self.loops.end_all()
 
     def _open_trace(self) -> Trace | None:
         if self.settings.trace_dir is None:

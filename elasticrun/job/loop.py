@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from elasticrun.checkpoint.states.expected import COUNT, FLAG, Kind, check_values
 
 # Where a loop stands: finished epochs and loops, and whether an epoch is running; of a
 # loop inside another one's body also the outer index.
 LoopKey = tuple[int, ...]
+
+# How a loop ends: by itself, by `break`, by an exception in its body, or by one in what
+# delivers it.
+LoopEnd = Literal["over", "break", "exception", "failed"]
 
 _PART = Kind("a number or a flag", lambda part: FLAG.fits(part) or COUNT.fits(part))
 _EXPECTED = {"place": [_PART], "start": COUNT, "end": COUNT, "is_complete": FLAG}

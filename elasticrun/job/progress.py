@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from elasticrun.checkpoint.position import Position
 from elasticrun.errors import LoopOrderError
-from elasticrun.job.loop import LoaderInLoop
+from elasticrun.job.loop import LoaderInLoop, LoopEnd
 
 
 class Progress:
@@ -298,12 +299,17 @@ class _Open:
             around it, the batch it began in and how many had begun there before.
         batch: The batch in which a loop inside this one began last.
         num_inside: How many have begun in that batch.
+        end: Ends it, where Python does not since a variable holds its iterator; None of
+            a loop that elasticrun does not own.
+        is_for: Whether a `for` runs it, and no call of `next`.
     """
 
     loader: LoaderInLoop
     key: tuple[int, ...]
     batch: int = -1
     num_inside: int = 0
+    end: Callable[[LoopEnd], None] | None = None
+    is_for: bool = False
 
 
 class LoopStack:
@@ -376,6 +382,30 @@ class LoopStack:
     def clear(self) -> None:
         """Close all."""
         self._open.clear()
+
+    def hold(self, end: Callable[[LoopEnd], None], *, is_for: bool) -> None:
+        """Keep what ends the innermost loop."""
+        self._open[-1].end, self._open[-1].is_for = end, is_for
+
+    def leave_held(self) -> None:
+        """End a `for` that `break` has left while a variable holds its iterator.
+
+        At the end of an epoch nothing else is possible. Where another loop has begun
+        since, that one was taken for a part of its last batch, and would have had no
+        place in the position.
+        """
+        if len(self._open) != 1:
+            return
+        held = self._open[0]
+        has_inner = held.num_inside and held.batch == held.loader.batch_index
+        if held.end is not None and held.is_for and not has_inner:
+            held.end("break")
+
+    def end_all(self) -> None:
+        """End what variables still hold, the innermost loop first."""
+        for each in reversed(self._open[:]):
+            if each.end is not None:
+                each.end("exception")
 
     def overlap_error(self, loader: LoaderInLoop) -> LoopOrderError:
         """Return the error of a loop that goes on though it is not the innermost."""
