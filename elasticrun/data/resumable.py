@@ -9,7 +9,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from elasticrun.checkpoint.position import Position
+from elasticrun.checkpoint.position import Position, unit_of
 from elasticrun.data.autoscale import Autoscaler
 from elasticrun.data.loader_state import (
     Fingerprint,
@@ -131,6 +131,11 @@ class ResumableLoader(ABC):
         """Whether it is known how many batches a loop has, before it ends."""
         return True
 
+    @property
+    def place_name(self) -> str:
+        """What the position calls it: tells there what its index counts."""
+        return self.name
+
     # What the loop body may ask.
 
     @property
@@ -175,7 +180,7 @@ class ResumableLoader(ABC):
         `tqdm(train, initial=train.first_batch)`.
         """
         progress = current_job().progress
-        index = progress.next_index(self.name)
+        index = progress.next_index(self.place_name)
         cursor = self._state.cursor
         if cursor.place != progress.place:
             batches = self.batches_of_epoch()
@@ -338,9 +343,9 @@ class ResumableLoader(ABC):
             begin -= 1  # Of its slots the first ones were delivered before.
         elif batches.start(begin) != at:
             raise CheckpointError(
-                f"`{self.name}` should continue at sample {start.at} of "
-                f"{batches.start(len(batches))}, where no global batch begins. Give it "
-                "the batch size that it had."
+                f"`{self.name}` should continue at {unit_of(self.place_name)} "
+                f"{start.at} of {batches.start(len(batches))}, where no global batch "
+                "begins. Give it the batch size that it had."
             )
         return RunningLoop(
             where,
@@ -465,7 +470,7 @@ class ResumableLoader(ABC):
         if position is not None:
             return self._state.encode(position, position.index)
         position = progress.position
-        is_own = position.loader == self.name
+        is_own = position.loader == self.place_name
         return self._state.encode(position, position.index if is_own else None)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -477,12 +482,14 @@ class ResumableLoader(ABC):
             LoopOrderError: A loop is running, or another loader is to be continued.
         """
         position, cursor = self._state.decode(state_dict)
+        if position.loader:
+            position = replace(position, loader=self.place_name)
         batches = self._batches_in(position.finished_epochs)
         end = batches.start(len(batches))
         if position.index > end and cursor.place != position.place:
             raise CheckpointError(
-                f"the state of `{self.name}` is at sample {position.index}, but a loop "
-                f"has {end}. It was not written by this loader."
+                f"the state of `{self.name}` is at {unit_of(self.place_name)} "
+                f"{position.index}, but a loop has {end}. It was not written by this loader."
             )
         current_job().progress.resume_at(position)
         self._state.cursor = cursor

@@ -96,6 +96,10 @@ class LoaderInLoop(Protocol):
         """What checkpoints and messages call the loader."""
 
     @property
+    def place_name(self) -> str:
+        """What the position calls it."""
+
+    @property
     def where(self) -> str:
         """Where the loop stands in the program, as "file.py:line"."""
 
@@ -169,7 +173,7 @@ class StepLoop:
     def __init__(
         self, name: str, num_steps: int, where: str, *, world_size: int
     ) -> None:
-        self.name = name
+        self.name = self.place_name = name
         self.num_samples = num_steps
         self.where = where
         # Each replica's part of a step counts as much as any other's.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from elasticrun.checkpoint.position import Position
+from elasticrun.checkpoint.position import STEPS_OF, Position
 from elasticrun.errors import LoopOrderError
 from elasticrun.job.loop import LoaderInLoop, LoopEnd
 
@@ -94,7 +94,7 @@ class Progress:
         resume = self._resume
         if resume is None or resume.place != self._here.place:
             return 0
-        return resume.index if resume.loader == loader else 0
+        return resume.index if _is_same(resume.loader, loader) else 0
 
     @property
     def finished_epochs(self) -> int:
@@ -217,7 +217,7 @@ class Progress:
         self._check_reached(self._here)
         index = start
         if resume is not None and resume.loader:
-            if resume.loader != loader:
+            if not _is_same(resume.loader, loader):
                 raise LoopOrderError(
                     f"the checkpoint stopped in {resume}, but now that loop is over "
                     f"`{loader}`. Samples would be skipped or seen twice. Keep loaders "
@@ -288,6 +288,11 @@ class Progress:
                 "the program as they were, or start anew with another checkpoint "
                 "directory."
             )
+
+
+def _is_same(saved: str, loader: str) -> bool:
+    """Compare loaders of positions; in older ones a combined one has no `STEPS_OF`."""
+    return saved.removeprefix(STEPS_OF) == loader.removeprefix(STEPS_OF)
 
 
 @dataclass
