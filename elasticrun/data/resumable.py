@@ -31,7 +31,7 @@ from elasticrun.job.current import current_job
 from elasticrun.job.job import Job
 from elasticrun.job.loop import NOTHING, LoopEnd, LoopStart
 from elasticrun.job.open_loop import OpenLoop, is_called_by_for_loop, iterate, line_of
-from elasticrun.job.remaining import whole_number
+from elasticrun.job.remaining import say_finished, whole_number
 from elasticrun.job.trace import Trace
 from elasticrun.job.virtual import VirtualReplicas
 from elasticrun.replicas.exchange import loader_made
@@ -288,6 +288,8 @@ class ResumableLoader(ABC):
                 state.run.skip(job.progress)
             position = job.begin_loop(self, where)
             if position is None:
+                if num_batches is not None:
+                    say_finished(job, f"batches({num_batches}) of `{self.name}`")
                 return None
             state.run = passes_with(state.run, position) if is_by_hand else None
             if cursor is not None:
@@ -489,7 +491,8 @@ class ResumableLoader(ABC):
         if position.index > end and cursor.place != position.place:
             raise CheckpointError(
                 f"the state of `{self.name}` is at {unit_of(self.place_name)} "
-                f"{position.index}, but a loop has {end}. It was not written by this loader."
+                f"{position.index}, but a loop has {end}. It was not written by this "
+                "loader."
             )
         current_job().progress.resume_at(position)
         self._state.cursor = cursor

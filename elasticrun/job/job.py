@@ -159,6 +159,7 @@ class Job:
             progress=self.progress,
             rank=self.rank,
             grace=self.settings.grace,
+            is_launched=self.environment.is_launched,
         )
         self._no_rescue = ""
         self.rescue = self._make_rescue()

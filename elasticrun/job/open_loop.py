@@ -78,7 +78,9 @@ class OpenLoop:
         self.has_ended = False
 
     def end(self, ending: LoopEnd) -> None:
-        """Leave the loop."""
+        """Leave the loop, once."""
+        if self.has_ended:
+            return
         self.has_ended = True
         job, part = self.job, self.loader.running_loop.current.part
         if ending in ("break", "exception"):  # The batch in its body was delivered.
@@ -112,6 +114,16 @@ class OpenLoop:
         if ending == "over" and self._cursor is not None and is_outside:
             job.boundary.finish_epochs()
 
+    def overlap_error(self) -> LoopOrderError:
+        """Return the error of a loop that goes on where it cannot."""
+        if not self.has_ended:
+            return self.job.loops.overlap_error(self.loader)
+        return LoopOrderError(
+            f"the loop over `{self.loader.name}` went on after the epoch or the job in "
+            "which it began had ended. A loop belongs to one epoch, so it could not "
+            "resume. Begin another one in each epoch, and do not keep an iterator."
+        )
+
 
 def iterate(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
     """Yield what a loop delivers; all loops of `for` are in here while they run.
@@ -143,15 +155,8 @@ def iterate(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
             # here, too, since all have to count the same ones.
             if batch is not NOTHING:
                 yield batch
-            if loop.has_ended:
-                raise LoopOrderError(
-                    f"the loop over `{loader.name}` went on after the epoch or the job "
-                    "in which it began had ended. A loop belongs to one epoch, so it "
-                    "could not resume. Begin another one in each epoch, and do not "
-                    "keep an iterator."
-                )
-            if job.loader is not loader:
-                raise job.loops.overlap_error(loader)
+            if loop.has_ended or job.loader is not loader:
+                raise loop.overlap_error()
 
             # The body has done with this micro-batch. Only after the last one of a
             # global batch is there anything to count.
@@ -173,16 +178,14 @@ def iterate(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
         ending = "over"
     except GeneratorExit:
         # At the interpreter's end there may be no `sys`, but the job has ended it.
-        if not loop.has_ended:
-            is_break = is_left_by_break(sys._getframe().f_back)
-            ending = "break" if is_break else "exception"
+        is_break = not loop.has_ended and is_left_by_break(sys._getframe().f_back)
+        ending = "break" if is_break else "exception"
         raise
     finally:
         # An exception may keep this frame, and with it persistent workers; the garbage
         # collector takes 5 s to end each of them.
         del batches
-        if not loop.has_ended:
-            loop.end(ending)
+        loop.end(ending)
 
 
 def _codes(names: str) -> frozenset[int]:

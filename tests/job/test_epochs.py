@@ -24,6 +24,7 @@ from elasticrun import (
     current_epoch,
     finished_epochs,
     remaining_epochs_until,
+    remaining_steps_until,
     request_checkpoint,
     request_stop,
 )
@@ -121,21 +122,34 @@ def test_a_stop_at_the_end_of_an_epoch_begins_with_the_next(tmp_path: Path) -> N
     assert seen == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        ("epochs", "2 epochs"),
+        ("steps", "4 steps"),
+        ("batches", "batches(4) of `train`"),
+    ],
+)
 def test_a_finished_job_that_is_started_again_does_nothing_and_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, what: str
 ) -> None:
     def script() -> list[int]:
         loader = AdaptiveDataLoader(Numbers(4), 2, name="train")
+        if kind == "steps":
+            return list(remaining_steps_until(4))
+        if kind == "batches":
+            return [int(batch[0]) for batch in loader.batches(4)]
         return [int(batch[0]) for _ in remaining_epochs_until(2) for batch in loader]
 
-    assert run_once(script, tmp_path) == [0, 2, 0, 2]
+    assert len(run_once(script, tmp_path)) == 4
     assert not caplog.records
     assert run_once(script, tmp_path) == []
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert record.getMessage() == (
-        "2 epochs finished before this start, so none remains. To train longer, raise "
-        "the number; to start anew, use another directory."
+        f"{what} finished before this start, so none remains, and what follows the "
+        "loop runs again. To train longer, raise the number; to start anew, use "
+        "another directory."
     )
 
 
