@@ -318,15 +318,16 @@ class Boundary:
             logger.error("stopping without a new checkpoint: %s", error)
             path = None
         if self._rank == 0:
-            resumes = ", and the same command resumes" if path else ""
+            ending = f"saved {path}" if path else "nothing was saved"
+            if not self._is_launched:
+                resumes = ", and the same command resumes" if path else ""
+                ending += f". The exit code is {decision.exit_code}{resumes}"
             logger.log(
                 logging.INFO if path and self._is_launched else logging.WARNING,
-                "stopping at %s because of %s; %s. The exit code is %d%s.",
+                "stopping at %s because of %s; %s",
                 self._progress.position,
                 decision.cause,
-                f"saved {path}" if path else "nothing was saved",
-                decision.exit_code,
-                resumes,
+                ending,
             )
         self.exit_code = decision.exit_code
         raise JobStopped(decision.exit_code)

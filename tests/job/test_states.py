@@ -165,8 +165,8 @@ def test_two_sets_of_variables_need_two_names(job: Job) -> None:
         match=r"the name 'variables' is taken by another one, made before\. Two "
         r"states of one name would overwrite each other in each checkpoint\. Give one "
         r"of them another name \(name=, or another keyword of register\); or, if "
-        r"this is one that is made again in a loop, make it once, before that\. An "
-        r"Accumulator without a name may be made in each epoch\.",
+        r"this is one that is made again in each epoch or batch, make it once, before "
+        r"the epoch loop\. An Accumulator without a name may be made in each epoch\.",
     ):
         Variables(a=1)
 

@@ -48,7 +48,7 @@ def test_a_program_says_what_it_saves(
         assert ended.stderr == (
             "stopping at the end of epoch 0 because of request_stop(); saved "
             f"{tmp_path}/checkpoint-00000001. The exit code is 75, and the same "
-            "command resumes.\n"
+            "command resumes\n"
         )
     else:
         start, stop = ended.stderr.splitlines()
