@@ -113,6 +113,11 @@ def is_of_program(file: str) -> bool:
     return not file.startswith((_OWN, "<")) and torchs not in file
 
 
+def is_of_package(file: str) -> bool:
+    """Return whether a source file is one of a package that was installed."""
+    return "site-packages" in file or "dist-packages" in file
+
+
 def frame_of_program(frame: FrameType | None) -> FrameType | None:
     """Return the innermost frame from there that is not elasticrun's, nor torch's."""
     while frame is not None:

@@ -9,7 +9,7 @@ from elasticrun.checkpoint.states.expected import COUNT, FLAG, TEXT, check_value
 from elasticrun.errors import counted
 
 STEPS = "remaining_steps_until"  # In place of a loader's name.
-STEPS_OF = "steps of "  # Before the name of a loop that elasticrun does not own.
+STEPS_OF = "steps of "  # Before the name of another loop whose index counts steps.
 _ENCODED = {
     "finished_epochs": COUNT,
     "in_epoch": FLAG,
@@ -18,6 +18,11 @@ _ENCODED = {
     "loader": TEXT,
     "breaks": [(COUNT, COUNT)],
 }
+
+
+def unit_of(loader: str, what: str = "sample") -> str:
+    """Return `what`, or "step" where the loop over a position's loader counts these."""
+    return "step" if loader.startswith((STEPS, STEPS_OF)) else what
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class Position:
         index: Samples consumed so far in the interrupted loop, by all replicas
             together; or batches, where each has a list of its own; or steps.
         loader: Name of the loader of the interrupted loop, `STEPS`, or `STEPS_OF` and
-            the name of a foreign loop; empty between loops.
+            the name of a foreign loop or a combined loader; empty between loops.
         breaks: For each epoch loop that `break` has left, its number in the program and
             the epochs that were finished then. Replay would enter it again otherwise.
     """
@@ -67,12 +72,10 @@ class Position:
             text = f"loop {self.finished_loops} after {epochs}"
         else:
             text = f"the end of epoch {self.finished_epochs - 1}"
-        if self.loader == STEPS:
-            text += f", step {self.index}"
-        elif self.loader.startswith(STEPS_OF):
-            text += f", step {self.index} of `{self.loader.removeprefix(STEPS_OF)}`"
-        elif self.loader:
-            text += f", sample {self.index} of `{self.loader}`"
+        if self.loader:
+            text += f", {unit_of(self.loader)} {self.index}"
+            if self.loader != STEPS:
+                text += f" of `{self.loader.removeprefix(STEPS_OF)}`"
         return text if self != Position() else "the beginning"
 
     def after_epochs(self, finished_epochs: int) -> Position:

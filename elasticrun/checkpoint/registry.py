@@ -60,7 +60,8 @@ class Registry:
                     "Two states of one name would overwrite each other in each "
                     "checkpoint. Give one of them another name (name=, or another "
                     "keyword of register); or, if this is one that is made again in "
-                    "each epoch, make it once, before the epoch loop."
+                    "each epoch or batch, make it once, before the epoch loop. An "
+                    "Accumulator without a name may be made in each epoch."
                 )
         state.note_states(self)
         self._states[state.name], self._every = state, None

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
+from elasticrun.checkpoint.position import STEPS_OF
 from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.data.arguments import check_made_again, check_progress_bar
 from elasticrun.data.loader import AdaptiveDataLoader
@@ -171,6 +172,11 @@ class CombinedLoader(ResumableLoader):
             "or FSDP of your own by that member's loss_weight; or give the members "
             "batch sizes that divide, and drop_last=True."
         )
+
+    @property
+    def place_name(self) -> str:
+        """What the position calls it, whose index counts steps."""
+        return STEPS_OF + self.name
 
     # How loops are read.
 

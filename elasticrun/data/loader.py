@@ -63,7 +63,7 @@ from elasticrun.data.order.shares import (
 )
 from elasticrun.data.resumable import ResumableLoader
 from elasticrun.data.step_times import StepTimes
-from elasticrun.data.streams.in_lanes import InLanes, lanes_of
+from elasticrun.data.streams.in_lanes import InLanes, lanes_of, warn_of_uneven
 from elasticrun.data.streams.mixed import Mixed
 from elasticrun.data.streams.uncounted import Uncounted, need_lengths, with_lanes
 from elasticrun.data.streams.uncounted_batches import (
@@ -170,6 +170,7 @@ class AdaptiveDataLoader(ResumableLoader, DataLoader[Sample]):  # type: ignore[m
         # Look at all that was given, before anything is made of it.
         job = current_job()
         self.shuffle, drop_last = bool(shuffle), bool(drop_last)
+        given = type(dataset).__name__
         if isinstance(dataset, (InLanes, IterableDataset)):
             dataset = with_lanes(dataset)
         if not isinstance(dataset, Uncounted):
@@ -215,10 +216,8 @@ class AdaptiveDataLoader(ResumableLoader, DataLoader[Sample]):  # type: ignore[m
                 dataset,
                 sampler,
                 batch_sampler,
-                shuffle=self.shuffle,
                 rank=job.rank,
                 world_size=job.world_size,
-                num_shares=self.shares.num_shares,
             )
 
         # The order of a loop's samples, and its global batches: lists of the user's
@@ -270,6 +269,9 @@ class AdaptiveDataLoader(ResumableLoader, DataLoader[Sample]):  # type: ignore[m
             order=by_size,
             times=None if by_size is None else StepTimes(job, max_local_batch_size),
         )
+        if self._lanes is not None and job.rank == 0:
+            lanes = self._lanes.order(0 if self.shuffle else None)
+            warn_of_uneven(f"`{self.name}` ({given})", lanes, self.shares.num_shares)
 
         # Others ask a DataLoader for these. Torch was given none, and guards them
         # against being set.

@@ -9,7 +9,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from elasticrun.checkpoint.position import Position
+from elasticrun.checkpoint.position import Position, unit_of
 from elasticrun.data.autoscale import Autoscaler
 from elasticrun.data.loader_state import (
     Fingerprint,
@@ -29,15 +29,9 @@ from elasticrun.data.streams.index import Contents
 from elasticrun.errors import CheckpointError, LoopOrderError
 from elasticrun.job.current import current_job
 from elasticrun.job.job import Job
-from elasticrun.job.loop import NOTHING, LoopStart
-from elasticrun.job.open_loop import (
-    LoopEnd,
-    OpenLoop,
-    is_called_by_for_loop,
-    iterate,
-    line_of,
-)
-from elasticrun.job.remaining import whole_number
+from elasticrun.job.loop import NOTHING, LoopEnd, LoopStart
+from elasticrun.job.open_loop import OpenLoop, is_called_by_for_loop, iterate, line_of
+from elasticrun.job.remaining import say_finished, whole_number
 from elasticrun.job.trace import Trace
 from elasticrun.job.virtual import VirtualReplicas
 from elasticrun.replicas.exchange import loader_made
@@ -137,6 +131,11 @@ class ResumableLoader(ABC):
         """Whether it is known how many batches a loop has, before it ends."""
         return True
 
+    @property
+    def place_name(self) -> str:
+        """What the position calls it: tells there what its index counts."""
+        return self.name
+
     # What the loop body may ask.
 
     @property
@@ -181,7 +180,7 @@ class ResumableLoader(ABC):
         `tqdm(train, initial=train.first_batch)`.
         """
         progress = current_job().progress
-        index = progress.next_index(self.name)
+        index = progress.next_index(self.place_name)
         cursor = self._state.cursor
         if cursor.place != progress.place:
             batches = self.batches_of_epoch()
@@ -289,6 +288,8 @@ class ResumableLoader(ABC):
                 state.run.skip(job.progress)
             position = job.begin_loop(self, where)
             if position is None:
+                if num_batches is not None:
+                    say_finished(job, f"batches({num_batches}) of `{self.name}`")
                 return None
             state.run = passes_with(state.run, position) if is_by_hand else None
             if cursor is not None:
@@ -344,9 +345,9 @@ class ResumableLoader(ABC):
             begin -= 1  # Of its slots the first ones were delivered before.
         elif batches.start(begin) != at:
             raise CheckpointError(
-                f"`{self.name}` should continue at sample {start.at} of "
-                f"{batches.start(len(batches))}, where no global batch begins. Give it "
-                "the batch size that it had."
+                f"`{self.name}` should continue at {unit_of(self.place_name)} "
+                f"{start.at} of {batches.start(len(batches))}, where no global batch "
+                "begins. Give it the batch size that it had."
             )
         return RunningLoop(
             where,
@@ -471,7 +472,7 @@ class ResumableLoader(ABC):
         if position is not None:
             return self._state.encode(position, position.index)
         position = progress.position
-        is_own = position.loader == self.name
+        is_own = position.loader == self.place_name
         return self._state.encode(position, position.index if is_own else None)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -483,12 +484,15 @@ class ResumableLoader(ABC):
             LoopOrderError: A loop is running, or another loader is to be continued.
         """
         position, cursor = self._state.decode(state_dict)
+        if position.loader:
+            position = replace(position, loader=self.place_name)
         batches = self._batches_in(position.finished_epochs)
         end = batches.start(len(batches))
         if position.index > end and cursor.place != position.place:
             raise CheckpointError(
-                f"the state of `{self.name}` is at sample {position.index}, but a loop "
-                f"has {end}. It was not written by this loader."
+                f"the state of `{self.name}` is at {unit_of(self.place_name)} "
+                f"{position.index}, but a loop has {end}. It was not written by this "
+                "loader."
             )
         current_job().progress.resume_at(position)
         self._state.cursor = cursor

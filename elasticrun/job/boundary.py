@@ -60,6 +60,7 @@ class Boundary:
         progress: Knows where the program is.
         rank: Rank 0 says in the log what happens.
         grace: Seconds that the last checkpoint may take.
+        is_launched: Whether elasticrun's launcher says that the job has stopped.
 
     Attributes:
         decides: Whether anything may be decided by the time that steps take.
@@ -83,6 +84,7 @@ class Boundary:
         progress: Progress,
         rank: int,
         grace: float,
+        is_launched: bool = False,
     ) -> None:
         self._gate = gate
         self._watcher = watcher
@@ -91,6 +93,7 @@ class Boundary:
         self._progress = progress
         self._rank = rank
         self._grace = grace
+        self._is_launched = is_launched
         self._last_save: tuple[int, Position] | None = None
         self._has_flight_ended = False  # Set in the thread that wrote the save.
         self._reasons: list[Callable[[], bool]] = []
@@ -315,12 +318,16 @@ class Boundary:
             logger.error("stopping without a new checkpoint: %s", error)
             path = None
         if self._rank == 0:
+            ending = f"saved {path}" if path else "nothing was saved"
+            if not self._is_launched:
+                resumes = ", and the same command resumes" if path else ""
+                ending += f". The exit code is {decision.exit_code}{resumes}"
             logger.log(
-                logging.INFO if path else logging.WARNING,
+                logging.INFO if path and self._is_launched else logging.WARNING,
                 "stopping at %s because of %s; %s",
                 self._progress.position,
                 decision.cause,
-                f"saved {path}" if path else "nothing was saved",
+                ending,
             )
         self.exit_code = decision.exit_code
         raise JobStopped(decision.exit_code)

@@ -7,7 +7,7 @@ from typing import Any
 
 from elasticrun.checkpoint.draft import Checkpoint
 from elasticrun.checkpoint.events import EventLog, local_directory
-from elasticrun.checkpoint.position import STEPS, STEPS_OF, Position
+from elasticrun.checkpoint.position import Position, unit_of
 from elasticrun.checkpoint.registry import Registry
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.job.progress import Progress
@@ -111,9 +111,8 @@ class EventWriter:
 
 
 def _where(position: Position) -> dict[str, Any]:
-    is_steps = position.loader.startswith((STEPS, STEPS_OF))
     return {
         "position": str(position),
         "epoch": position.finished_epochs,
-        "unit": "steps" if is_steps else "samples",
+        "unit": f"{unit_of(position.loader)}s",
     }

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from elasticrun.checkpoint.draft import Checkpoint
-from elasticrun.checkpoint.position import Position
+from elasticrun.checkpoint.position import Position, unit_of
 from elasticrun.checkpoint.registry import Registry
 from elasticrun.checkpoint.states.generators import Generators
 from elasticrun.checkpoint.states.state import BaseState
@@ -159,6 +159,7 @@ class Job:
             progress=self.progress,
             rank=self.rank,
             grace=self.settings.grace,
+            is_launched=self.environment.is_launched,
         )
         self._no_rescue = ""
         self.rescue = self._make_rescue()
@@ -404,7 +405,7 @@ class Job:
         if not self._generators.begun:
             self._generators.begin()
         was_replaying = self.progress.is_replaying
-        position = self.progress.begin_loop(loader.name, start=start)
+        position = self.progress.begin_loop(loader.place_name, start=start)
         if position is None:
             self._begin_replay()
             self._reach_anchor()
@@ -435,7 +436,7 @@ class Job:
 
     def reopen_loop(self, loader: LoaderInLoop, where: str, index: int) -> bool:
         """Enter the loop again that was skipped, if nothing has come after it."""
-        if not self.progress.reopen_loop(loader.name, index):
+        if not self.progress.reopen_loop(loader.place_name, index):
             return False
         self.loops.begin(loader, where)
         self.loader = loader
@@ -501,11 +502,14 @@ class Job:
         self.progress.leave_epoch()
 
     def _check_loop_is_over(self, what: str) -> None:
+        if what == "ended" and self.virtual is None:  # Draws would be a share's.
+            self.loops.leave_held()
         if self.loader is not None:
+            unit, index = unit_of(self.loader.place_name), self.progress.position.index
             raise LoopOrderError(
                 f"an epoch {what} while the loop over `{self.loader.name}` "
-                f"({self.loader.where}) was at sample {self.progress.position.index} "
-                f"of {self.loader.num_samples}. A loop belongs to one epoch, so it "
+                f"({self.loader.where}) was at {unit} {index} of "
+                f"{self.loader.num_samples}. A loop belongs to one epoch, so it "
                 "could not resume. A variable still holds its iterator, such as `bar` "
                 "in `bar = tqdm(enumerate(train))` when `break` has left the loop. "
                 "Write `for ... in tqdm(enumerate(train))`, or `del bar` behind the "
@@ -588,6 +592,7 @@ class Job:
         if self.trace is not None:
             self.trace.close()
         self._let_go(is_whole=not self._watcher.has_lost)
+        self.loops.end_all()
 
     def _open_trace(self) -> Trace | None:
         if self.settings.trace_dir is None:

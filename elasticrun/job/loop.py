@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from elasticrun.checkpoint.states.expected import COUNT, FLAG, Kind, check_values
 
 # Where a loop stands: finished epochs and loops, and whether an epoch is running; of a
 # loop inside another one's body also the outer index.
 LoopKey = tuple[int, ...]
+
+# How a loop ends: by itself, by `break`, by an exception in its body, or by one in what
+# delivers it.
+LoopEnd = Literal["over", "break", "exception", "failed"]
 
 _PART = Kind("a number or a flag", lambda part: FLAG.fits(part) or COUNT.fits(part))
 _EXPECTED = {"place": [_PART], "start": COUNT, "end": COUNT, "is_complete": FLAG}
@@ -92,6 +96,10 @@ class LoaderInLoop(Protocol):
         """What checkpoints and messages call the loader."""
 
     @property
+    def place_name(self) -> str:
+        """What the position calls it."""
+
+    @property
     def where(self) -> str:
         """Where the loop stands in the program, as "file.py:line"."""
 
@@ -165,7 +173,7 @@ class StepLoop:
     def __init__(
         self, name: str, num_steps: int, where: str, *, world_size: int
     ) -> None:
-        self.name = name
+        self.name = self.place_name = name
         self.num_samples = num_steps
         self.where = where
         # Each replica's part of a step counts as much as any other's.

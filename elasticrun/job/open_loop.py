@@ -16,15 +16,18 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-from elasticrun.errors import LoopOrderError
+from elasticrun.errors import LoopOrderError, is_of_package, is_of_program
 from elasticrun.job.job import Job
-from elasticrun.job.loop import NOTHING, Cursor, LoaderInLoop, LoopStart, MicroBatchInfo
-
-# How a loop ends: by itself, by `break`, by an exception in its body, or by one in what
-# delivers it.
-LoopEnd = Literal["over", "break", "exception", "failed"]
+from elasticrun.job.loop import (
+    NOTHING,
+    Cursor,
+    LoaderInLoop,
+    LoopEnd,
+    LoopStart,
+    MicroBatchInfo,
+)
 
 
 class Stopwatch(Protocol):
@@ -50,6 +53,7 @@ class OpenLoop:
 
     Attributes:
         index: Of the next global batch; counted also where it is no part of a position.
+        has_ended: Whether it has, though a variable may hold its iterator.
     """
 
     def __init__(
@@ -71,9 +75,13 @@ class OpenLoop:
         self.read = read
         self._stop = stop
         self.index = start.at
+        self.has_ended = False
 
     def end(self, ending: LoopEnd) -> None:
-        """Leave the loop."""
+        """Leave the loop, once."""
+        if self.has_ended:
+            return
+        self.has_ended = True
         job, part = self.job, self.loader.running_loop.current.part
         if ending in ("break", "exception"):  # The batch in its body was delivered.
             self.index += part.advance
@@ -106,6 +114,16 @@ class OpenLoop:
         if ending == "over" and self._cursor is not None and is_outside:
             job.boundary.finish_epochs()
 
+    def overlap_error(self) -> LoopOrderError:
+        """Return the error of a loop that goes on where it cannot."""
+        if not self.has_ended:
+            return self.job.loops.overlap_error(self.loader)
+        return LoopOrderError(
+            f"the loop over `{self.loader.name}` went on after the epoch or the job in "
+            "which it began had ended. A loop belongs to one epoch, so it could not "
+            "resume. Begin another one in each epoch, and do not keep an iterator."
+        )
+
 
 def iterate(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
     """Yield what a loop delivers; all loops of `for` are in here while they run.
@@ -122,6 +140,7 @@ def iterate(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
     loop = begin(sys._getframe(1))
     if loop is None:
         return
+    loop.job.loops.hold(loop.end, is_for=is_called_by_for_loop(sys._getframe(1)))
     job, loader, times = loop.job, loop.loader, loop.times
     ending: LoopEnd = "failed"  # Unless something else is found out.
     batches: Iterator[Any] = iter(())
@@ -136,8 +155,8 @@ def iterate(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
             # here, too, since all have to count the same ones.
             if batch is not NOTHING:
                 yield batch
-            if job.loader is not loader:
-                raise job.loops.overlap_error(loader)
+            if loop.has_ended or job.loader is not loader:
+                raise loop.overlap_error()
 
             # The body has done with this micro-batch. Only after the last one of a
             # global batch is there anything to count.
@@ -158,7 +177,8 @@ def iterate(begin: Callable[[FrameType], OpenLoop | None]) -> Iterator[Any]:
                 times.end_step(loop.start, part)
         ending = "over"
     except GeneratorExit:
-        is_break = is_left_by_break(sys._getframe().f_back)
+        # At the interpreter's end there may be no `sys`, but the job has ended it.
+        is_break = not loop.has_ended and is_left_by_break(sys._getframe().f_back)
         ending = "break" if is_break else "exception"
         raise
     finally:
@@ -222,5 +242,10 @@ def _opcode_at(frame: FrameType) -> int:
 
 
 def line_of(frame: FrameType) -> str:
-    """Return where a program stands, as "file.py:line"."""
+    """Return where a program stands, as "file.py:line"; not in a bar of a package."""
+    while frame.f_back is not None and frame.f_code.co_flags & inspect.CO_GENERATOR:
+        file = frame.f_code.co_filename
+        if is_of_program(file) and not is_of_package(file):
+            break
+        frame = frame.f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

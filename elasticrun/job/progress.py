@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from elasticrun.checkpoint.position import Position
+from elasticrun.checkpoint.position import STEPS_OF, Position
 from elasticrun.errors import LoopOrderError
-from elasticrun.job.loop import LoaderInLoop
+from elasticrun.job.loop import LoaderInLoop, LoopEnd
 
 
 class Progress:
@@ -93,7 +94,7 @@ class Progress:
         resume = self._resume
         if resume is None or resume.place != self._here.place:
             return 0
-        return resume.index if resume.loader == loader else 0
+        return resume.index if _is_same(resume.loader, loader) else 0
 
     @property
     def finished_epochs(self) -> int:
@@ -216,7 +217,7 @@ class Progress:
         self._check_reached(self._here)
         index = start
         if resume is not None and resume.loader:
-            if resume.loader != loader:
+            if not _is_same(resume.loader, loader):
                 raise LoopOrderError(
                     f"the checkpoint stopped in {resume}, but now that loop is over "
                     f"`{loader}`. Samples would be skipped or seen twice. Keep loaders "
@@ -289,6 +290,11 @@ class Progress:
             )
 
 
+def _is_same(saved: str, loader: str) -> bool:
+    """Compare loaders of positions; in older ones a combined one has no `STEPS_OF`."""
+    return saved.removeprefix(STEPS_OF) == loader.removeprefix(STEPS_OF)
+
+
 @dataclass
 class _Open:
     """An open loop over a loader.
@@ -298,12 +304,17 @@ class _Open:
             around it, the batch it began in and how many had begun there before.
         batch: The batch in which a loop inside this one began last.
         num_inside: How many have begun in that batch.
+        end: Ends it, where Python does not since a variable holds its iterator; None of
+            a loop that elasticrun does not own.
+        is_for: Whether a `for` runs it, and no call of `next`.
     """
 
     loader: LoaderInLoop
     key: tuple[int, ...]
     batch: int = -1
     num_inside: int = 0
+    end: Callable[[LoopEnd], None] | None = None
+    is_for: bool = False
 
 
 class LoopStack:
@@ -376,6 +387,30 @@ class LoopStack:
     def clear(self) -> None:
         """Close all."""
         self._open.clear()
+
+    def hold(self, end: Callable[[LoopEnd], None], *, is_for: bool) -> None:
+        """Keep what ends the innermost loop."""
+        self._open[-1].end, self._open[-1].is_for = end, is_for
+
+    def leave_held(self) -> None:
+        """End a `for` that `break` has left while a variable holds its iterator.
+
+        At the end of an epoch nothing else is possible. Where another loop has begun
+        since, that one was taken for a part of its last batch, and would have had no
+        place in the position.
+        """
+        if len(self._open) != 1:
+            return
+        held = self._open[0]
+        has_inner = held.num_inside and held.batch == held.loader.batch_index
+        if held.end is not None and held.is_for and not has_inner:
+            held.end("break")
+
+    def end_all(self) -> None:
+        """End what variables still hold, the innermost loop first."""
+        for each in reversed(self._open[:]):
+            if each.end is not None:
+                each.end("exception")
 
     def overlap_error(self, loader: LoaderInLoop) -> LoopOrderError:
         """Return the error of a loop that goes on though it is not the innermost."""

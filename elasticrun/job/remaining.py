@@ -67,7 +67,7 @@ def _remaining_epochs(num_epochs: int, start: int) -> Iterator[int]:
     num_epochs = job.progress.num_epochs = job.epochs_until(num_epochs)
     epoch = job.skip_epochs(num_epochs)
     if epoch >= num_epochs:
-        _say_finished(job)
+        say_finished(job, counted(job.progress.finished_epochs, "epoch"))
         job.progress.end_epoch_loop()
         return
     while epoch < num_epochs:
@@ -117,15 +117,19 @@ def check_not_nested(job: Job) -> None:
         )
 
 
-def _say_finished(job: Job) -> None:
-    """Say why nothing happens, if the job stands where this epoch loop had ended."""
-    finished = job.progress.finished_epochs
-    is_there = job.progress.position.place == (finished, 0, False)
-    if job.has_resumed and job.rank == 0 and job.progress.is_replaying and is_there:
+def say_finished(job: Job, what: str) -> None:
+    """Say why nothing happens, if the job stands where the loop had ended.
+
+    Args:
+        what: The loop is made of, as "5 steps".
+    """
+    is_there = job.progress.is_at_place and not job.is_in_epoch
+    if job.has_resumed and job.rank == 0 and is_there:
         logger.warning(
-            "%s finished before this start, so none remains. To train longer, raise "
-            "the number; to start anew, use another directory.",
-            counted(finished, "epoch"),
+            "%s finished before this start, so none remains, and what follows the loop "
+            "runs again. To train longer, raise the number; to start anew, use another "
+            "directory.",
+            what,
         )
 
 
@@ -177,6 +181,7 @@ def _begin_steps(num_steps: int, first: int, frame: FrameType) -> OpenLoop | Non
     loop = StepLoop(STEPS, num_steps, where, world_size=job.world_size)
     step = _first_step(job, loop, cursor)
     if step is None:
+        say_finished(job, counted(len(loop), "step"))
         return None
     epoch, num_loops, _ = job.progress.place
     return OpenLoop(

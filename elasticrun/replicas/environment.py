@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
-FOLLOWED_BY = "ELASTICRUN_LAUNCHER_PID"  # Set if it starts replicas here alone.
+LAUNCHED_BY = "ELASTICRUN_LAUNCHER_PID"
+AMONG_NODES = "+"  # Behind that, where other launchers start replicas, too.
 _STEP = "SLURM_STEP"  # Only within `read_environment`.
 _FIRST_PORT = 10_000
 _NUM_PORTS = 20_000
@@ -24,8 +25,9 @@ class Environment:
         master_address: Host of the store that the launcher names, or None.
         has_agent_store: Whether an agent (torchrun) already serves a store there.
         step: What tells these replicas from those of others who took the same port.
-        is_followed_here: Whether elasticrun's launcher has started this replica, and
-            starts those that go on after its end on this machine, too.
+        is_launched: Whether elasticrun's launcher has started this replica.
+        is_followed_here: Whether that starts those that go on after its end on this
+            machine, too.
     """
 
     rank: int = 0
@@ -36,6 +38,7 @@ class Environment:
     master_port: int | None = None
     has_agent_store: bool = False
     step: str = ""
+    is_launched: bool = False
     is_followed_here: bool = False
 
 
@@ -57,6 +60,9 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
             "start the script with torchrun, or set both variables alike everywhere."
         )
     local_rank = _integer(variables, "LOCAL_RANK", default=0, least=0)
+    launcher, among_nodes, _ = variables.get(LAUNCHED_BY, "").partition(AMONG_NODES)
+    # What a replica starts inherits the variable, and may be a job of its own.
+    is_launched = launcher == str(os.getppid())
     # As far as the store's address tells.
     is_one_machine = variables.get("MASTER_ADDR", "localhost") in _LOOPBACK
     return Environment(
@@ -73,8 +79,8 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         master_port=_integer(variables, "MASTER_PORT", default=0, least=1) or None,
         has_agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         step=variables.get(_STEP, ""),
-        # What a replica starts inherits the variable, and may be a job of its own.
-        is_followed_here=variables.get(FOLLOWED_BY) == str(os.getppid()),
+        is_launched=is_launched,
+        is_followed_here=is_launched and not among_nodes,
     )
 
 

@@ -18,6 +18,7 @@ from elasticrun.errors import CheckpointError
         (Position(0, False, 1), "loop 1 after 0 epochs"),
         (Position(1, False, 1), "loop 1 after 1 epoch"),
         (Position(2, True, 1, 40, "valid"), "epoch 2, loop 1, sample 40 of `valid`"),
+        (Position(2, True, 1, 4, "steps of both"), "epoch 2, loop 1, step 4 of `both`"),
         (Position(2, False, 0, 4, "test"), "loop 0 after 2 epochs, sample 4 of `test`"),
     ],
 )

@@ -269,7 +269,8 @@ def test_what_a_job_knows_of_it() -> None:
     both = pair()
     for _ in both:
         assert current_dataloader() is both
-        assert str(current_job().progress.position).endswith(f"{both.index} of `both`")
+        place = str(current_job().progress.position)
+        assert place.endswith(f", step {both.index} of `both`")
         break
     assert current_dataloader() is None
     assert list(both.enumerate())[-1][0] == 1

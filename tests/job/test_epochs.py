@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
+from tqdm import tqdm
 
 from elasticrun import (
     AdaptiveDataLoader,
@@ -23,6 +24,7 @@ from elasticrun import (
     current_epoch,
     finished_epochs,
     remaining_epochs_until,
+    remaining_steps_until,
     request_checkpoint,
     request_stop,
 )
@@ -120,21 +122,34 @@ def test_a_stop_at_the_end_of_an_epoch_begins_with_the_next(tmp_path: Path) -> N
     assert seen == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        ("epochs", "2 epochs"),
+        ("steps", "4 steps"),
+        ("batches", "batches(4) of `train`"),
+    ],
+)
 def test_a_finished_job_that_is_started_again_does_nothing_and_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, what: str
 ) -> None:
     def script() -> list[int]:
         loader = AdaptiveDataLoader(Numbers(4), 2, name="train")
+        if kind == "steps":
+            return list(remaining_steps_until(4))
+        if kind == "batches":
+            return [int(batch[0]) for batch in loader.batches(4)]
         return [int(batch[0]) for _ in remaining_epochs_until(2) for batch in loader]
 
-    assert run_once(script, tmp_path) == [0, 2, 0, 2]
+    assert len(run_once(script, tmp_path)) == 4
     assert not caplog.records
     assert run_once(script, tmp_path) == []
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert record.getMessage() == (
-        "2 epochs finished before this start, so none remains. To train longer, raise "
-        "the number; to start anew, use another directory."
+        f"{what} finished before this start, so none remains, and what follows the "
+        "loop runs again. To train longer, raise the number; to start anew, use "
+        "another directory."
     )
 
 
@@ -479,20 +494,74 @@ def test_a_loop_does_not_span_epochs(job: Job) -> None:
         script()
 
 
-def test_a_variable_that_holds_a_loop_left_by_break_is_named(job: Job) -> None:
-    loader = AdaptiveDataLoader(Numbers(20), 2, name="train")
+def test_break_leaves_a_loop_whose_iterator_a_variable_holds(tmp_path: Path) -> None:
+    """At the end of its epoch, in the same way as one that nothing holds."""
 
-    def script(epochs: int, *, deletes: bool) -> None:
-        for _ in remaining_epochs_until(epochs):
-            bar = enumerate(loader)
+    def run(directory: Path, *, is_held: bool, stops: list[int]) -> Delivered:
+        delivered: Delivered = []
+
+        def script(on_batch: Callable[[], None]) -> None:
+            train = AdaptiveDataLoader(Numbers(20), 2, shuffle=True, name="train")
+            valid = AdaptiveDataLoader(Numbers(4), 2, name="valid")
+            for epoch in remaining_epochs_until(3):
+                deliver(valid, delivered)
+                bar = tqdm(enumerate(train)) if is_held else train
+                for turn in bar:
+                    batch = turn[1] if is_held else turn
+                    delivered.append((epoch, "train", int(batch[0])))
+                    on_batch()
+                    if train.batch_index == 2 or epoch == 1:
+                        break
+
+        run_through_stops(script, directory, stops)
+        return delivered
+
+    bare = run(tmp_path / "bare", is_held=False, stops=[])
+    assert len(bare) == 3 * 2 + 3 + 1 + 3
+    assert run(tmp_path / "held", is_held=True, stops=[]) == bare
+    assert run(tmp_path / "stops", is_held=True, stops=[2]) == bare
+
+
+def test_an_iterator_that_break_has_left_does_not_go_on(job: Job) -> None:
+    loader = AdaptiveDataLoader(Numbers(20), 2, name="train")
+    seen: list[int] = []
+
+    def script() -> None:
+        rows = iter(loader)
+        for _ in remaining_epochs_until(2):
+            for batch in rows:
+                seen.append(int(batch[0]))
+                if len(seen) == 3:
+                    break
+
+    with pytest.raises(
+        LoopOrderError, match=r"over `train` went on after the epoch or the job in "
+    ):
+        script()
+    assert seen == [0, 2, 4]
+
+
+def test_a_variable_that_holds_a_loop_before_another_is_named(job: Job) -> None:
+    """What came behind `break` was taken for a part of the loop's last batch."""
+    train = AdaptiveDataLoader(Numbers(20), 2, name="train")
+    valid = AdaptiveDataLoader(Numbers(4), 2, name="valid")
+    line = sys._getframe().f_lineno + 5
+
+    def script(*, deletes: bool) -> None:
+        for _ in remaining_epochs_until(finished_epochs() + 1):
+            bar = tqdm(enumerate(train))
             for _ in bar:
                 break
             if deletes:
                 del bar
+            deliver(valid, [])
 
-    script(2, deletes=True)
-    with pytest.raises(LoopOrderError, match=r"when `break` has left .* or `del bar`"):
-        script(3, deletes=False)
+    script(deletes=True)
+    with pytest.raises(
+        LoopOrderError,
+        match=rf"over `train` \(test_epochs\.py:{line}\) .* or `del bar`",
+    ):
+        script(deletes=False)
 
 
 def test_an_exception_leaves_a_loop_unfinished_that_a_variable_held(job: Job) -> None:
@@ -569,7 +638,10 @@ def test_iterators_that_a_module_keeps_end_in_silence(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import torch\n"
-        "from elasticrun import AdaptiveDataLoader, remaining_epochs_until\n"
+        "from elasticrun import AdaptiveDataLoader, AdaptiveDataParallel\n"
+        "from elasticrun import remaining_epochs_until\n"
+        "net = torch.nn.Linear(4, 1)  # Keeps this module longer than what it needs.\n"
+        "model = AdaptiveDataParallel(net, torch.optim.SGD(net.parameters()))\n"
         "train = AdaptiveDataLoader(torch.zeros(4), batch_size=2)\n"
         "epochs = remaining_epochs_until(2)\n"
         "next(epochs)\n"

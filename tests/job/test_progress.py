@@ -160,6 +160,13 @@ def test_a_finished_loop_is_skipped_and_the_interrupted_one_continued() -> None:
     assert not progress.is_replaying
 
 
+def test_a_combined_loader_goes_on_where_older_positions_name_it() -> None:
+    progress = Progress(Position(0, False, 0, 3, "both"))
+    assert progress.next_index("steps of both") == 3
+    position = progress.begin_loop("steps of both")
+    assert str(position) == "loop 0 after 0 epochs, step 3 of `both`"
+
+
 def test_a_later_epoch_loop_continues_the_numbering() -> None:
     progress = Progress(Position(5, False))
     assert progress.skip_epochs(3) == 3

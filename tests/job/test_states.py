@@ -165,8 +165,8 @@ def test_two_sets_of_variables_need_two_names(job: Job) -> None:
         match=r"the name 'variables' is taken by another one, made before\. Two "
         r"states of one name would overwrite each other in each checkpoint\. Give one "
         r"of them another name \(name=, or another keyword of register\); or, if "
-        r"this is one that is made again in each epoch, make it once, before the "
-        r"epoch loop\.",
+        r"this is one that is made again in each epoch or batch, make it once, before "
+        r"the epoch loop\. An Accumulator without a name may be made in each epoch\.",
     ):
         Variables(a=1)
 
@@ -594,6 +594,42 @@ def test_another_kind_of_scheduler_is_refused_and_another_plan_named(
     run_once(cosine(20), tmp_path)
     assert caplog.text.count("goes on with") == 1
     assert "goes on with T_max = 10, as it was saved, not with 20" in caplog.text
+
+
+@pytest.mark.parametrize("is_within", [False, True])
+def test_another_plan_of_one_cycle_is_refused_and_another_rate_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_within: bool
+) -> None:
+    of = torch.optim.lr_scheduler
+
+    def script(num_steps: int = 40, max_lr: float = 0.1, pct_start: float = 0.3) -> Any:
+        net = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        made = of.OneCycleLR(
+            optimizer, max_lr, num_steps, div_factor=2, pct_start=pct_start
+        )
+        scheduler: Any = made
+        if is_within:
+            scheduler = of.SequentialLR(
+                optimizer, [of.ConstantLR(optimizer), made], [3]
+            )
+        AdaptiveDataParallel(net, optimizer, scheduler)
+        save_all_states()
+        return optimizer.param_groups[0]["max_lr"]
+
+    run_once(script, tmp_path)
+    for changed in ({"num_steps": 50}, {"num_steps": 35}, {"pct_start": 0.5}):
+        here = changed.get("num_steps", 40)
+        with pytest.raises(
+            CheckpointError,
+            match=rf"that of a OneCycleLR with total_steps = 40, .* with {here} here",
+        ):
+            run_once(lambda changed=changed: script(**changed), tmp_path)
+    assert "goes on" not in caplog.text
+    assert run_once(lambda: script(max_lr=0.4), tmp_path) == 0.1
+    assert "max_lr / div_factor = [0.05], as it was saved, not with [0.2]" in (
+        caplog.text
+    )
 
 
 class Keeping(nn.Module):

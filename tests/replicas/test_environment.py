@@ -87,13 +87,14 @@ def test_what_a_launcher_on_this_machine_sets_is_what_is_read() -> None:
 
 
 def test_what_a_replica_starts_is_not_followed_as_it_is() -> None:
-    def is_followed(launcher: int) -> bool:
-        text = str(launcher)
-        return read_environment({"ELASTICRUN_LAUNCHER_PID": text}).is_followed_here
+    def started_by(launcher: str) -> tuple[bool, bool]:
+        found = read_environment({"ELASTICRUN_LAUNCHER_PID": launcher})
+        return found.is_launched, found.is_followed_here
 
-    assert is_followed(os.getppid())
-    assert not is_followed(os.getpid())
-    assert not read_environment({}).is_followed_here
+    assert started_by(f"{os.getppid()}") == (True, True)
+    assert started_by(f"{os.getppid()}+") == (True, False)  # Among nodes.
+    assert started_by(f"{os.getpid()}") == (False, False)
+    assert started_by("") == (False, False)
 
 
 TASK = {

@@ -17,14 +17,23 @@ for epoch in elasticrun.remaining_epochs_until(2):
 """
 
 
-@pytest.mark.parametrize("saves", [True, False])
-def test_a_program_that_saves_nothing_says_so(tmp_path: Path, saves: bool) -> None:
-    """At its start and at its stop, without any logging having been set up."""
+@pytest.mark.parametrize(
+    ("saves", "is_launched"), [(True, False), (True, True), (False, False)]
+)
+def test_a_program_says_what_it_saves(
+    tmp_path: Path, saves: bool, is_launched: bool
+) -> None:
+    """At its start and at its stop, without any logging having been set up.
+
+    Under `elasticrun run`, the launcher says that it has stopped.
+    """
     place = (
         {"ELASTICRUN_CHECKPOINT_DIR": str(tmp_path), "ELASTICRUN_JOB": "test"}
         if saves
         else {}
     )
+    if is_launched:
+        place["ELASTICRUN_LAUNCHER_PID"] = str(os.getpid())
     ended = subprocess.run(
         [sys.executable, "-c", STOPS],
         env={**os.environ, **place},
@@ -33,8 +42,14 @@ def test_a_program_that_saves_nothing_says_so(tmp_path: Path, saves: bool) -> No
         check=False,
     )
     assert ended.returncode == 75
-    if saves:
+    if is_launched:
         assert ended.stderr == ""
+    elif saves:
+        assert ended.stderr == (
+            "stopping at the end of epoch 0 because of request_stop(); saved "
+            f"{tmp_path}/checkpoint-00000001. The exit code is 75, and the same "
+            "command resumes\n"
+        )
     else:
         start, stop = ended.stderr.splitlines()
         assert "nothing is saved" in start

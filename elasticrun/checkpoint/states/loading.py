@@ -67,12 +67,7 @@ def refuse_other_kinds(name: str, target: Any, values: Any) -> None:
     if isinstance(target, GradScaler) and target.is_enabled():
         _check(values, {**target.state_dict(), **_OF_SCALER}, name=name)
     elif isinstance(target, LRScheduler):
-        own = target.state_dict()
-        _check(values, own, name=name)
-        # It would go on by the saved plan, and crash behind its last step.
-        for key in _PLAN_OF_ONE_CYCLE if isinstance(target, OneCycleLR) else ():
-            if key in values and values[key] != own[key]:
-                raise misfit(f"{name}.{key}", values[key], f"{own[key]}, as here")
+        _check(values, target.state_dict(), name=name)
         _compare_plans(name, target, values)
 
 
@@ -89,6 +84,9 @@ def _compare_plans(name: str, target: Any, values: Mapping[str, Any]) -> None:
     own = target.state_dict()
     given = inspect.signature(type(target)).parameters.keys() | {"_milestones"}
     plan = own.keys() & given - {"last_epoch", "verbose"}
+    where = "as an attribute of the scheduler"
+    if is_one_cycle := isinstance(target, OneCycleLR):
+        plan, where = plan | {"base_lrs"}, "(max_lr) in the optimizer's groups"
     foreign, lacking = values.keys() - own.keys(), plan - values.keys()
     if foreign and lacking:
         raise CheckpointError(
@@ -96,17 +94,27 @@ def _compare_plans(name: str, target: Any, values: Mapping[str, Any]) -> None:
             f"has {', '.join(sorted(foreign))}, and lacks "
             f"{', '.join(sorted(lacking))}. {BUILD_AS_SAVED}"
         )
+    # By the saved plan, it would raise behind the last step of that.
+    if is_one_cycle and any(
+        key in values and values[key] != own[key] for key in _PLAN_OF_ONE_CYCLE
+    ):
+        raise CheckpointError(
+            f"the saved state {name!r} is that of a OneCycleLR with total_steps = "
+            f"{values.get('total_steps')}, but it was made with {own['total_steps']} "
+            "here, or with another pct_start. All its rates follow from these, so it "
+            f"cannot go on by another plan. {BUILD_AS_SAVED}"
+        )
     for key in sorted(plan - lacking):
         if values[key] != own[key] and own_rank() == 0:
             logger.warning(
                 "%r goes on with %s = %s, as it was saved, not with %s, as it was made "
-                "here. To have the new value, set it as an attribute of the scheduler "
-                "after it is registered, or start anew with another checkpoint "
-                "directory.",
+                "here. To have the new value, set it %s after it is registered, or "
+                "start anew with another checkpoint directory.",
                 name,
-                key,
+                "max_lr / div_factor" if key == "base_lrs" else key,
                 values[key],
                 own[key],
+                where,
             )
 
 

@@ -75,16 +75,10 @@ def lanes_of(
     sampler: Any,
     batch_sampler: Any,
     *,
-    shuffle: bool,
     rank: int,
     world_size: int,
-    num_shares: int,
 ) -> DealtLanes:
-    """Return the lanes of a data set in streams, ready to read.
-
-    Args:
-        num_shares: In how many shares a global batch is cut.
-    """
+    """Return the lanes of a data set in streams, ready to read."""
     if sampler is not None or batch_sampler is not None:
         raise ValueError(
             f"{type(dataset).__name__} is read in streams, in their own order: a "
@@ -92,15 +86,11 @@ def lanes_of(
             "mix several data sets, use Mixed."
         )
     lanes = dataset.lanes
-    if rank == 0:
-        _warn_of_uneven(
-            type(dataset).__name__, lanes.order(0 if shuffle else None), num_shares
-        )
     dataset.prepare(rank, world_size)
     return lanes
 
 
-def _warn_of_uneven(name: str, lanes: LanesOrder, world_size: int) -> None:
+def warn_of_uneven(name: str, lanes: LanesOrder, world_size: int) -> None:
     """Warn where lanes do not divide well among the replicas."""
     if lanes.num_lanes < world_size:
         logger.warning(

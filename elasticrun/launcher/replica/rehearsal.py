@@ -18,7 +18,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from elasticrun import errors
-from elasticrun.errors import is_of_program
+from elasticrun.errors import is_of_package, is_of_program
 from elasticrun.launcher import environment, processes
 from elasticrun.replicas.environment import torchrun_variables
 from elasticrun.replicas.process_end import freeze_modules
@@ -186,14 +186,14 @@ class ProgramImports:
                 break  # What is imported behind it may depend on it.
             origin = _origin(module)
             is_own = name == self._after or name.partition(".")[0] == self._own
-            if _is_of_package(origin) and not is_own:
+            if is_of_package(origin) and not is_own:
                 modules.append((name, zlib.crc32(origin.encode())))
             variables += [
                 (len(modules), *each[1:]) for each in written if each[0] == name
             ]
         if os.getcwd() != self._folder:
             modules = []  # Any of them may have looked for files in either folder.
-        path = [each for each in map(str, sys.path) if _is_of_package(each)]
+        path = [each for each in map(str, sys.path) if is_of_package(each)]
         return {
             "type": "imports",
             "modules": modules,
@@ -278,7 +278,7 @@ def _imported(*, after: str) -> list[str]:
 
 def _is_installed(module: object) -> bool:
     """Return whether it comes from where packages are installed."""
-    return _is_of_package(_origin(module))
+    return is_of_package(_origin(module))
 
 
 def _origin(module: object) -> str:
@@ -305,8 +305,4 @@ def _is_importing(frame: FrameType) -> bool:
 
 def _is_of_program(file: str) -> bool:
     is_standard = file.startswith(_STANDARD)
-    return is_of_program(file) and not is_standard and not _is_of_package(file)
-
-
-def _is_of_package(file: str) -> bool:
-    return "site-packages" in file or "dist-packages" in file
+    return is_of_program(file) and not is_standard and not is_of_package(file)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from elasticrun.checkpoint.position import STEPS, STEPS_OF
+from elasticrun.job.loop import StepLoop
 from elasticrun.logger import Logger
 from elasticrun.replicas.wire import Channel, Message
 
@@ -136,7 +136,7 @@ class Reporter:
             self._has_trained = True  # So what is imported for a step is there, too.
             self._channel.send(self._imports())
         loader, newest = job.loops.outermost, job.newest_checkpoint
-        if loader is not None and not position.loader.startswith((STEPS, STEPS_OF)):
+        if loader is not None and not isinstance(loader, StepLoop):
             size = loader.running_loop.current.part.global_batch_size
             self._largest_batch = max(self._largest_batch, size)
         gpu_memory, gpu_utilization = gpu_use(job)

@@ -11,8 +11,9 @@ from elasticrun.launcher.forks.waiting import ForkedReplica
 from elasticrun.launcher.nodes.nodes import LOOPBACK, RoundPlan
 from elasticrun.launcher.options import Options
 from elasticrun.replicas.environment import (
-    FOLLOWED_BY,
+    AMONG_NODES,
     GLOO_INTERFACE,
+    LAUNCHED_BY,
     torchrun_variables,
 )
 from elasticrun.replicas.wire import Message
@@ -116,8 +117,8 @@ def _variables(
     if round_.interface and GLOO_INTERFACE not in inherited:
         # Without it gloo takes the address that the machine's own name stands for.
         variables[GLOO_INTERFACE] = round_.interface
-    if options.nodes is None:
-        variables[FOLLOWED_BY] = str(os.getpid())
+    among_nodes = "" if options.nodes is None else AMONG_NODES
+    variables[LAUNCHED_BY] = f"{os.getpid()}{among_nodes}"
     if options.is_named:
         variables["ELASTICRUN_JOB"] = options.name
     return variables

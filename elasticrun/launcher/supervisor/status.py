@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from elasticrun.checkpoint.position import STEPS, STEPS_OF
+from elasticrun.checkpoint.position import STEPS, STEPS_OF, unit_of
 from elasticrun.errors import counted
 from elasticrun.launcher import processes
 from elasticrun.launcher.supervisor.generation import Member
@@ -99,16 +99,10 @@ def place_of(report: Message) -> str | None:
         parts.append(f"after {epoch}{of_all} epochs")
     if report["batch"] is not None:
         loader = report["loader"].removeprefix(STEPS_OF)
-        number = f"{unit_of(report, 'batch')} {report['batch']}"
+        number = f"{unit_of(report['loader'], 'batch')} {report['batch']}"
         number += f" of {report['num_batches']}" if report["num_batches"] else ""
         parts.append(number + (f" in `{loader}`" if loader not in ("", STEPS) else ""))
     return ", ".join(parts) or str(report["position"])
-
-
-def unit_of(report: Message, what: str) -> str:
-    """Return `what`, or "step" where the loop that runs counts these."""
-    is_steps = report.get("loader", "").startswith((STEPS, STEPS_OF))
-    return "step" if is_steps else what
 
 
 class JobStatus:
@@ -166,7 +160,7 @@ class JobStatus:
             "place": place_of(report),
             "seconds_left": self._pace.seconds_left if report else None,
             "samples_per_second": self._pace.rate if report else None,
-            "unit": unit_of(report, "sample"),
+            "unit": unit_of(report.get("loader", "")),
             "last_output": supervisor.reports.last_output,
             "seconds_since_output": (
                 time.time() - supervisor.reports.last_output_at
@@ -247,7 +241,7 @@ class JobStatus:
             left = self._pace.seconds_left
             parts.append(place + ("" if left is None else f", {duration(left)} left"))
         if report and self._pace.rate:
-            parts.append(speed_text(self._pace.rate, unit_of(report, "sample")))
+            parts.append(speed_text(self._pace.rate, unit_of(report.get("loader", ""))))
         return " | ".join(parts)
 
     def _describe(self, member: Member, seconds: float, memory: int) -> Message:

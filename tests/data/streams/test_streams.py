@@ -27,7 +27,7 @@ from elasticrun import (
     remaining_epochs_until,
     request_stop,
 )
-from elasticrun.data.streams.in_lanes import lanes_of
+from elasticrun.data.streams.in_lanes import warn_of_uneven
 from elasticrun.job.trace import Trace
 from elasticrun.testing import read_trace, samples_of_loop
 from tests.support.generations import generation, run_once
@@ -472,11 +472,8 @@ def test_what_cannot_be_is_refused(job: Any, tmp_path: Path) -> None:
 
 def test_one_long_stream_fills_all_lanes(caplog: pytest.LogCaptureFixture) -> None:
     streams = Cut(600, lanes=8)
-    lanes = lanes_of(
-        streams, None, None, shuffle=True, rank=0, world_size=8, num_shares=8
-    )
-    assert lanes is not None
-    assert lanes.order(1).num_lanes == 8
+    warn_of_uneven("`train`", streams.lanes.order(1), 8)
+    assert streams.lanes.order(1).num_lanes == 8
     assert not caplog.text
     with generation():
         assert sorted(flat(AdaptiveDataLoader(streams, 16, True))) == list(range(600))
@@ -484,16 +481,18 @@ def test_one_long_stream_fills_all_lanes(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_uneven_shares_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    def deal(streams: Numbers, rank: int, size: int) -> None:
-        worlds = {"world_size": size, "num_shares": size}
-        lanes_of(streams, None, None, shuffle=False, rank=rank, **worlds)
+    def deal(streams: Dataset[Any], shares: int, name: str | None = None) -> None:
+        with generation(virtual_replicas=shares):
+            AdaptiveDataLoader(streams, 4, name=name)
 
     with caplog.at_level(logging.WARNING):
-        deal(Numbers(90, 30), 0, 2)
-        deal(Numbers(50, 50), 0, 2)
-        deal(Numbers(50, 50), 0, 3)
-        deal(Numbers(50, 50), 1, 3)
-    assert [record.message.split(",")[0] for record in caplog.records] == [
-        "Numbers: one of 2 replicas reads 1.5 times its share",
-        "Numbers has 2 lanes for 3 replicas",
+        deal(Numbers(90, 30), 2)
+        deal(Numbers(50, 50), 2)
+        deal(Numbers(50, 50), 3, "train")
+        deal(Drawing(0), 2)
+    told = [record.message.split(",")[0] for record in caplog.records]
+    assert [line for line in told if "replicas" in line] == [
+        "`loader-0` (Numbers): one of 2 replicas reads 1.5 times its share",
+        "`train` (Numbers) has 2 lanes for 3 replicas",
+        "`loader-0` (Drawing) has 1 lane for 2 replicas",
     ]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elasticrun.launcher.supervisor.status import Pace, place_of, unit_of
+from elasticrun.launcher.supervisor.status import Pace, place_of
 
 
 def report(time: float, passed: int, **values: Any) -> dict[str, Any]:
@@ -92,4 +92,3 @@ def test_places_have_the_numbers_that_the_loops_variables_have() -> None:
     assert place_of({**outside, **none}) == "exactly"
     foreign = {**loop, "loader": "steps of fit"}
     assert place_of({**outside, **foreign}) == "step 119 of 900 in `fit`"
-    assert unit_of(steps, "sample") == "step"
