@@ -147,12 +147,12 @@ class CauseFinder:
             return causes
         return self.lost(run, lines) or [Cause("unknown")]
 
-    def at_lines(
-        self, how: str, lines: Sequence[LineChange], fields: Collection[str]
+    def drawn(
+        self, lines: Sequence[LineChange], generators: Collection[str]
     ) -> list[Cause]:
-        """Return the lines that change some fields as causes."""
-        own = [line for line in lines if line.field in fields]
-        return _unique(self._located(Cause(how, line.field), line) for line in own)
+        """Return the lines that draw from some generators as causes."""
+        own = [line for line in lines if line.field in generators]
+        return _unique(self._located(Cause("drawn", line.field), line) for line in own)
 
     def _located(self, cause: Cause, line: LineChange) -> Cause:
         path = original_path(line.path, self.source)

@@ -34,7 +34,6 @@ from elasticrun.check.report import (
     Problem,
     Report,
     Result,
-    Stage,
     cause_lines,
     problem_of,
 )
@@ -211,9 +210,8 @@ class Checker:
         report = self._report
         try:
             for name, stage in self._stages():
-                text = stage()
-                report.stages.append(Stage(name, text))
-                self._say(f"{name}: {text}")
+                report.stages.append(f"{name}: {stage()}")
+                self._say(report.stages[-1])
                 if report.results:
                     report.exit_code = ExitCode.DIFFERENT
                     break
@@ -275,7 +273,7 @@ class Checker:
         causes = []
         if unseeded:
             again = self._runs.run(self._base().scenario, watched=unseeded)
-            causes = finder.at_lines("drawn", again.line_changes, unseeded)
+            causes = finder.drawn(again.line_changes, unseeded)
         raise Problem(
             ExitCode.NOT_REPRODUCIBLE,
             f"two runs without any restart differ: {first.name} "

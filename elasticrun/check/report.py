@@ -66,18 +66,11 @@ class Result:
 
 
 @dataclass
-class Stage:
-    """A stage of the check that was finished or failed."""
-
-    name: str
-    text: str
-
-
-@dataclass
 class Report:
     """Everything that a check has to say.
 
     Attributes:
+        stages: What each that was finished has done, in a line.
         problem: What happened, if it is neither equal nor different.
         detail: More of it, in any number of lines: a traceback, or stacks.
         command: What reproduces the problem; empty for differences, which have theirs.
@@ -86,7 +79,7 @@ class Report:
     """
 
     exit_code: ExitCode = ExitCode.EQUAL
-    stages: list[Stage] = field(default_factory=list)
+    stages: list[str] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     compared: str = ""
@@ -100,7 +93,7 @@ class Report:
 
 def as_text(report: Report) -> str:
     """Return the report for people."""
-    lines = [f"{stage.name}: {stage.text}" for stage in report.stages]
+    lines = [*report.stages]
     for result in report.results:
         lines += ["", *_result_lines(result)]
     if report.problem:

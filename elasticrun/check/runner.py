@@ -7,7 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from elasticrun.check.checked_run import CheckedRun
@@ -174,21 +174,20 @@ class ActiveRun:
 
 def _observed(order: Message, plan: Plan, trace: Path) -> Message:
     """Return an order with what a check adds to it."""
-    # Sums must not depend on how many threads shared the work.
     variables = {
+        "OMP_NUM_THREADS": "1",  # On which sums depend.
         "ELASTICRUN_TRACE": str(trace),
         "ELASTICRUN_RESCUE": "off",  # It compares what checkpoints bring back.
         "PYTHONDONTWRITEBYTECODE": "1",
         # Beside the runs' folders: paths of sockets in it must be short.
         "TMPDIR": str(trace.parents[1] / TEMPORARY),
     }
-    variables["OMP_NUM_THREADS"] = "1"
     return {
         **order,
         "environment": {**order["environment"], **variables},
         "num_threads": 1,
         "observer": OBSERVER,
-        "plan": plan.encode(),
+        "plan": asdict(plan),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 _TEXT = re.compile(
@@ -214,12 +214,9 @@ class Plan:
     watched: tuple[str, ...] = ()
     home: str = ""
 
-    def encode(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def decode_plan(values: Mapping[str, Any]) -> Plan:
-    """Return the plan that `encode` made these values from."""
+    """Return the plan that has these values, which JSON has carried."""
     until = None if values["until"] is None else RestartPlace(*values["until"])
     lists = {name: tuple(values[name]) for name in ("guarded", "writable", "watched")}
     limits = Limits(**values["limits"])

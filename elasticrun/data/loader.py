@@ -63,13 +63,12 @@ from elasticrun.data.order.shares import (
 )
 from elasticrun.data.resumable import ResumableLoader
 from elasticrun.data.step_times import StepTimes
+from elasticrun.data.streams.in_lanes import InLanes, lanes_of
 from elasticrun.data.streams.mixed import Mixed
-from elasticrun.data.streams.streams import InLanes, lanes_of
 from elasticrun.data.streams.uncounted import Uncounted, need_lengths, with_lanes
 from elasticrun.data.streams.uncounted_batches import (
     Delivery,
     all_batches,
-    full_batches,
 )
 from elasticrun.data.workers.changes import Seen, changed, seen
 from elasticrun.data.workers.device import is_read_ahead, moved, on_device
@@ -211,6 +210,8 @@ class AdaptiveDataLoader(ResumableLoader, DataLoader[Sample]):  # type: ignore[m
                 need_lengths(dataset, "a job with virtual_replicas")
             if len(plan) > 1:  # It counts the samples of epochs before.
                 need_lengths(dataset, "a plan of batch sizes")
+            if drop_last:
+                need_lengths(dataset, "drop_last=True")
             self._lanes = lanes_of(
                 dataset,
                 sampler,
@@ -505,19 +506,12 @@ class AdaptiveDataLoader(ResumableLoader, DataLoader[Sample]):  # type: ignore[m
     ) -> Iterator[Any]:
         """Deliver the batches of streams that nobody has counted."""
         streams: Any = self.dataset
-        assert loop.start is not None
-
-        def collated(samples: list[Any]) -> Any:
-            batch = self.collate_fn(samples)
-            return batch if self.device is None else moved(batch, self.device)
 
         def padding() -> Any:
-            return collated([streams.padding()])
+            batch = self.collate_fn([streams.padding()])
+            return batch if self.device is None else moved(batch, self.device)
 
         how = Delivery(self.shares, streams.lanes.num_lanes, padding)
-        if self.drop_last:  # Samples come one by one, since batches are full ones.
-            at, asked = loop.start.at, plan.in_flight
-            return full_batches(loop, asked, batches, how, at=at, collate=collated)
         if self.device is not None:
             batches = on_device(batches, self.device, is_ahead=self._is_ahead)
         return all_batches(loop, plan.in_flight, batches, how)

@@ -89,20 +89,10 @@ class Timeline:
         self.unit = "samples"
         self._cause: Event = {}
         self._samples_at: dict[int, tuple[int, float]] = {}  # By checkpoint.
-        takers = {
-            "start": self._on_start,
-            "begin": self._on_begin,
-            "progress": self._on_progress,
-            "checkpoint": self._on_checkpoint,
-            "rescaling": self._on_rescaling,
-            "leave": self._on_leave,
-            "crash": self._on_crash,
-            "restart": self._on_restart,
-            "end": self._on_end,
-        }
         for event in events:
-            if event["event"] in takers:
-                takers[event["event"]](event)
+            take = getattr(self, f"on_{event['event']}", None)
+            if take is not None:
+                take(event)
 
     def _newest(self, event: Event) -> Generation | None:
         """Return the generation that an event is of, unless another one has begun."""
@@ -110,18 +100,18 @@ class Timeline:
         is_of_it = newest and event.get("generation", newest.number) == newest.number
         return newest if is_of_it else None
 
-    def _on_start(self, event: Event) -> None:
+    def on_start(self, event: Event) -> None:
         self.start = self._cause = event
         self._end("its launcher ended unexpectedly", event["time"], is_known=False)
 
-    def _on_restart(self, event: Event) -> None:
+    def on_restart(self, event: Event) -> None:
         self._cause = event
 
-    def _on_rescaling(self, event: Event) -> None:
+    def on_rescaling(self, event: Event) -> None:
         self._cause = event
         self._end(event["text"], event["time"])
 
-    def _on_begin(self, event: Event) -> None:
+    def on_begin(self, event: Event) -> None:
         before = self.generations[-1] if self.generations else None
         self._end("it ended unexpectedly", event["time"], is_known=False)
         number = event["checkpoint"]
@@ -148,7 +138,7 @@ class Timeline:
         self.generations.append(made)
         self._cause = {}
 
-    def _on_progress(self, event: Event) -> None:
+    def on_progress(self, event: Event) -> None:
         newest = self._newest(event)
         if newest is not None:
             newest.note(event)
@@ -156,14 +146,14 @@ class Timeline:
         self.num_epochs = event.get("num_epochs") or self.num_epochs
         self.unit = event.get("unit", self.unit) if event.get("samples") else self.unit
 
-    def _on_leave(self, event: Event) -> None:
-        self._on_progress({**event, "unit": self.unit})
+    def on_leave(self, event: Event) -> None:
+        self.on_progress({**event, "unit": self.unit})
         code = event.get("code")
         newest = self._newest(event)
         if newest is not None and code in STOP_CODES and not newest.ending:
             newest.ending = f"stopped with exit code {code}"
 
-    def _on_checkpoint(self, event: Event) -> None:
+    def on_checkpoint(self, event: Event) -> None:
         newest = self._newest(event)
         if newest is None:
             return
@@ -174,14 +164,14 @@ class Timeline:
         for name, value in event["values"].items():
             self.values.setdefault(name, []).append((event["time"], value))
 
-    def _on_crash(self, event: Event) -> None:
+    def on_crash(self, event: Event) -> None:
         newest = self._newest(event)
         if newest is not None:
             newest.note(event)
             newest.ending = f"crashed: {event['error'].partition(chr(10))[0]}"
         self.crashes.append(event)
 
-    def _on_end(self, event: Event) -> None:
+    def on_end(self, event: Event) -> None:
         self._end(event["text"], event["time"])
 
     def _end(self, how: str, when: float, *, is_known: bool = True) -> None:

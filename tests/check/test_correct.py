@@ -26,7 +26,7 @@ def test_a_correct_script_through_all_stages(tmp_path: Path) -> None:
     options = ("--replicas", "1,2", "--max-epochs", 2, "--max-batches", 2, "--kill")
     found = check(tmp_path, "correct.py", *options)
     assert found.code == 0, found.report
-    stages = [stage.name for stage in found.report.stages]
+    stages = [stage.partition(":")[0] for stage in found.report.stages]
     assert stages == ["baseline", "sweep", "replicas", "kill"]
     num_runs = found.report.num_runs
     assert num_runs <= 10
@@ -139,7 +139,7 @@ def test_virtual_replicas_are_compared_bit_by_bit(tmp_path: Path) -> None:
     script.write_text(text)
     found = check(tmp_path, "virtual.py", *options)
     assert found.code == 0, found.report
-    assert found.report.stages[-1].text == "2 to 1"
+    assert found.report.stages[-1] == "replicas: 2 to 1"
     assert not found.report.not_compared
     assert found.report.notes == ["3 replicas are more than 2 virtual ones"]
     scaled = "(1 + 1e-9 * elasticrun.world_size()) * float("  # Rounding explains it.
@@ -168,7 +168,7 @@ def test_a_script_of_single_precision_is_not_compared_between_numbers_of_replica
     assert found.code == 0, found.report
     (reason,) = found.report.not_compared
     assert "1 replica in double precision: rank 0 raised RuntimeError" in reason
-    assert found.report.stages[-1].text == "not compared"
+    assert found.report.stages[-1] == "replicas: not compared"
     options = ("--at", "0:0:1", "--replicas", "1,2")
     found = check(tmp_path, "single.py", *options, *limits)
     assert found.code == 4, found.report

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 import pytest
 
 from elasticrun.check.checked_run import SnapshotKey
@@ -46,7 +49,7 @@ def test_a_plan_survives_its_way_to_a_replica() -> None:
         "work", ("home",), ("scratch",), "records", "checkpoints", 1,
         until=RestartPlace(0, 1, 2),
     )  # fmt: skip
-    assert decode_plan(plan.encode()) == plan
+    assert decode_plan(json.loads(json.dumps(asdict(plan)))) == plan
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ INSIDE_EACH = [
 def test_what_is_kept_in_each_shape_passes(tmp_path: Path) -> None:
     found = check(tmp_path, "shapes.py", *INSIDE_EACH)
     assert found.code == 0, found.report
-    assert "boundaries: 23" in found.report.stages[0].text
+    assert "boundaries: 23" in found.report.stages[0]
 
 
 def test_what_is_lost_in_each_shape_is_found(tmp_path: Path) -> None:

@@ -81,17 +81,6 @@ def finish(stage: Stage, *nodes: Running, is_calm: bool) -> None:
 
 
 @pytest.mark.wide
-def test_nodes_that_start_at_once_find_each_other(stage: Stage, start: Start) -> None:
-    nodes = [start("--", "--hold", "0:9", nodes="3") for _ in range(3)]
-    nodes[0].wait_until_held(0, 3)
-    assert who_serves(stage, nodes) in nodes
-    assert written(stage)["name"] == "test"
-    stage.mark("go-0")
-    finish(stage, *nodes, is_calm=True)
-    assert sizes(stage) == {0: 3}
-
-
-@pytest.mark.wide
 def test_the_node_that_serves_leaves_and_costs_nothing(
     stage: Stage, start: Start
 ) -> None:

@@ -465,37 +465,6 @@ def test_a_crash_on_one_node_restarts_all_and_is_named_on_all(
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
 
 
-@pytest.mark.wide
-def test_a_crash_before_the_first_batch_fails_on_all_nodes(
-    stage: Stage, start: Start
-) -> None:
-    script = stage.root / "script.py"
-    script.write_text(
-        "import elasticrun\nelasticrun.init()\n"
-        "if elasticrun.rank() == 1: raise KeyError('no such layer')\n"
-        "elasticrun.current_job().boundary.reach()\n"
-        "import threading; threading.Event().wait()\n"
-    )
-    nodes = [start(nodes="2", script=script) for _ in range(2)]
-    assert ends(*nodes) == [1, 1]
-    for node in nodes:
-        assert "rank 1 raised KeyError: 'no such layer'" in node.events
-        assert "before the first batch" in node.events
-
-
-@pytest.mark.wide
-def test_a_budget_is_spent_on_all_nodes_together(stage: Stage, start: Start) -> None:
-    options = ["--max-restarts", 1, "--"]
-    for generation in range(2):
-        options += ["--at", f"{generation}:1:7:exit"]
-    nodes = [start(*options, nodes="2") for _ in range(2)]
-    assert ends(*nodes) == [1, 1]
-    for node in nodes:
-        assert "rank 1 exited with code 3" in node.events
-        assert "the last new checkpoint is 1 restart ago" in node.events
-    assert sizes(stage) == {0: 2, 1: 2}
-
-
 def test_stop_ends_the_job_on_all_nodes(stage: Stage, start: Start) -> None:
     nodes = [start("--", *HOLDS, nodes="2") for _ in range(2)]
     nodes[1].wait_until_held(0, 2)
@@ -556,17 +525,6 @@ def test_the_others_look_for_an_endpoint_that_was_killed(
     assert sizes(stage) == {0: 1, 1: 2, 2: 1}
     assert "crashed" not in stays.events
     check_every_sample_was_trained(stage)
-
-
-@pytest.mark.wide
-def test_a_program_that_stops_by_itself_stops_on_all_nodes(
-    stage: Stage, start: Start
-) -> None:
-    nodes = [start("--", "--at", "0:1:9:stop", nodes="2") for _ in range(2)]
-    assert ends(*nodes) == [75, 75]
-    for node in nodes:
-        assert "stopped by itself with exit code 75" in node.events
-    assert sizes(stage) == {0: 2}
 
 
 @pytest.mark.wide

@@ -41,8 +41,9 @@ def main(options: argparse.Namespace) -> int:
         if directory is not None:
             _refuse_mistyped(directory)
         arguments = _make_parser().parse_args(rest)
-        arguments.directory = directory
-        is_damaged = _say(arguments.act(arguments))
+        configured = variables().get("ELASTICRUN_CHECKPOINT_DIR")
+        storage = choose_storage(directory, configured=configured)
+        is_damaged = _say(arguments.act(storage, arguments))
     except BrokenPipeError:  # Whoever read the output has seen enough; what a store
         raise  # raises is of another type.
     except (InspectionError, ElasticRunError, OSError, ValueError) as error:
@@ -99,7 +100,9 @@ def _make_parser() -> argparse.ArgumentParser:
     actions = parser.add_subparsers(metavar="ACTION")
 
     def add_action(
-        name: str, act: Callable[[argparse.Namespace], Iterator[str]], text: str
+        name: str,
+        act: Callable[[Storage, argparse.Namespace], Iterator[str]],
+        text: str,
     ) -> argparse.ArgumentParser:
         action = actions.add_parser(name, help=text, description=text)
         action.set_defaults(act=act)
@@ -136,32 +139,26 @@ def _make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _list(arguments: argparse.Namespace) -> Iterator[str]:
-    return list_checkpoints(_storage(arguments), as_json=arguments.json)
+def _list(storage: Storage, arguments: argparse.Namespace) -> Iterator[str]:
+    return list_checkpoints(storage, as_json=arguments.json)
 
 
-def _verify(arguments: argparse.Namespace) -> Iterator[str]:
-    return verify(_storage(arguments), arguments.which)
+def _verify(storage: Storage, arguments: argparse.Namespace) -> Iterator[str]:
+    return verify(storage, arguments.which)
 
 
-def _show(arguments: argparse.Namespace) -> Iterator[str]:
+def _show(storage: Storage, arguments: argparse.Namespace) -> Iterator[str]:
     from elasticrun.checkpoint.inspection.contents import show
 
-    checkpoint = choose_checkpoint(_storage(arguments), arguments.which)
+    checkpoint = choose_checkpoint(storage, arguments.which)
     return show(checkpoint, arguments.state, as_json=arguments.json)
 
 
-def _export(arguments: argparse.Namespace) -> Iterator[str]:
+def _export(storage: Storage, arguments: argparse.Namespace) -> Iterator[str]:
     from elasticrun.checkpoint.inspection.contents import export_state
 
     target = local_path(arguments.target, what="export")
     if target.exists() and not arguments.force:
         raise InspectionError(f"{target} exists; --force replaces it")
-    checkpoint = choose_checkpoint(_storage(arguments), arguments.which)
+    checkpoint = choose_checkpoint(storage, arguments.which)
     yield export_state(checkpoint, target, state=arguments.state)
-
-
-def _storage(arguments: argparse.Namespace) -> Storage:
-    return choose_storage(
-        arguments.directory, configured=variables().get("ELASTICRUN_CHECKPOINT_DIR")
-    )

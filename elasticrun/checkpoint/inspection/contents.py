@@ -70,7 +70,8 @@ def show(checkpoint: Checkpoint, state: str | None, *, as_json: bool) -> Iterato
     if state is None:
         yield from _describe(checkpoint)
     for name, found in contents:
-        size = sum(record.size for record in records_of_state(checkpoint, name))
+        files = checkpoint.manifest.files  # Also those with its shards.
+        size = sum(f.size for f in files if name in (f.name, state_of_file(f.name)))
         yield f"{name}  {size_text(size)}"
         rows = [(f"  {path}", kind_of(leaf), value_of(leaf)) for path, leaf in found]
         yield from columns(rows) if rows else ()
@@ -118,15 +119,6 @@ def _holds_shards(checkpoint: Checkpoint, name: str) -> bool:
     """Return whether a rank's file is beside one of all ranks of the same state."""
     state = state_of_file(name)
     return state != name and checkpoint.has(state)
-
-
-def records_of_state(checkpoint: Checkpoint, name: str) -> list[FileRecord]:
-    """Return the records of a state's file, and of those with its shards."""
-    return [
-        record
-        for record in checkpoint.manifest.files
-        if name in (record.name, state_of_file(record.name))
-    ]
 
 
 def load_file(checkpoint: Checkpoint, name: str) -> Any:

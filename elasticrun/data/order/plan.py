@@ -163,8 +163,6 @@ class RunningLoop:
         begin: The number of the one with which it goes on.
         num_batches: How many it has; None without an end.
         key: What everything random in it depends on.
-        num_passed: Positions of the current batch's number that lie before it, where
-            full batches of unknown lengths reach over more of them than their size.
         part_of: The name of the combined loader in whose loop it is a part.
         end_reading: Ends what reads its batches, perhaps in workers.
     """
@@ -178,7 +176,6 @@ class RunningLoop:
     begin: int = 0
     num_batches: int | None = None
     key: int = 0
-    num_passed: int = 0
     part_of: str = ""
     current: MicroBatch = NO_BATCH
     end_reading: Callable[[], None] = end_nothing
@@ -199,7 +196,7 @@ class RunningLoop:
     @property
     def index(self) -> int:
         """Its index before the current batch."""
-        begin = self.batches.start(self.current.number) + self.num_passed
+        begin = self.batches.start(self.current.number)
         return begin - self.batches.start(self.first)
 
 

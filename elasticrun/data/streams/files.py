@@ -20,7 +20,7 @@ from torch import Tensor
 from elasticrun.data.order.batches import check_size
 from elasticrun.data.streams.index import STRIDE, Scan
 from elasticrun.data.streams.paths import Paths, paths_of
-from elasticrun.data.streams.streams import Chained, Streams
+from elasticrun.data.streams.streams import Streams, name_of
 from elasticrun.errors import ElasticRunError
 from elasticrun.logger import Logger
 
@@ -112,6 +112,18 @@ def skip_to(file: IO[bytes], offset: int) -> None:
         offset -= len(read)
 
 
+class _Chained:
+    """One function after another one."""
+
+    def __init__(self, first: Callable[[Any], Any], then: Callable[[Any], Any]) -> None:
+        self.__qualname__ = f"{name_of(first)} and {name_of(then)}"
+        self._first = first
+        self._then = then
+
+    def __call__(self, read: Any) -> Any:
+        return self._then(self._first(read))
+
+
 class TextLines(Streams):
     """The lines of text files: one sample a line.
 
@@ -139,7 +151,7 @@ class TextLines(Streams):
     ) -> None:
         self._draws = transform is not None
         if parse is not None and transform is not None:
-            transform = Chained(parse, transform)
+            transform = _Chained(parse, transform)
         super().__init__(paths_of(paths), transform=transform or parse, **options)
 
     @property

@@ -19,9 +19,9 @@ from torch.utils.data import IterableDataset
 from elasticrun.checkpoint.seeding import derive_seed
 from elasticrun.data.order.batches import Passes, check_size
 from elasticrun.data.order.permutation import MAX_INDEX, Order, Permutation
+from elasticrun.data.streams.in_lanes import InLanes
 from elasticrun.data.streams.index import Contents
 from elasticrun.data.streams.iterables import streams_of
-from elasticrun.data.streams.streams import InLanes
 
 _Numbers = NDArray[np.int64]
 _Weights = Mapping[Any, float]

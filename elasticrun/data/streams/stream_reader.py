@@ -1,13 +1,15 @@
-"""Reading one stream nearly in sequence."""
+"""Reading one stream nearly in sequence, and the blocks of many."""
 
 from __future__ import annotations
 
 import functools
 import gzip
 import io
+import os
 import time
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -67,6 +69,7 @@ class StreamReader:
 
     Attributes:
         kept: What was read, by its index; whoever takes a sample takes it out of here.
+            Readers of several streams may share one.
         start: The index of the stream's first sample.
 
     Args:
@@ -78,7 +81,6 @@ class StreamReader:
         num_before: How many are read before the one where it begins, since these will
             be asked for, too; by default all that the window may hold.
         given_by: What has told its length, if nobody has counted it.
-        kept: Where what was read goes; readers of several streams may share one.
         start: The index of the stream's first sample.
         part: The numbers of the samples that it reads; all by default.
     """
@@ -92,7 +94,6 @@ class StreamReader:
         window: int,
         num_before: int | None = None,
         given_by: str = "",
-        kept: dict[int, Any] | None = None,
         start: int = 0,
         part: range | None = None,
     ) -> None:
@@ -105,7 +106,7 @@ class StreamReader:
         self._samples: Iterator[Any] | None = None
         self._has_read = False
         self._oldest = self._next = 0  # Only what lies between may be kept.
-        self.kept: dict[int, Any] = {} if kept is None else kept
+        self.kept: dict[int, Any] = {}
         self.start = start
         self._part = range(length) if part is None else part
         self._num_failures = 0  # In a row.
@@ -245,3 +246,82 @@ class StreamReader:
         if self._given_by == LENGTHS:
             raise more_than_lengths(self._name, self._length)
         _warn_of_more(goes_on, self._given_by)
+
+
+class OpenBlocks:
+    """The blocks that are open in one process, each with a reader of its own.
+
+    Args:
+        reader_of: Returns what reads from one index to another, at a sample there.
+        starts: The indices of the blocks' first samples, and the end of the last one.
+        window: As of `StreamReader`, in each lane.
+
+    Attributes:
+        pid: The process; a worker shares no open file with its parent.
+    """
+
+    def __init__(
+        self,
+        reader_of: Callable[[int, int, int], StreamReader],
+        starts: Sequence[int],
+        *,
+        window: int,
+        num_lanes: int,
+    ) -> None:
+        self.pid = os.getpid()
+        self._reader_of = reader_of
+        self._starts = starts
+        self._window = window
+        self._num_lanes = num_lanes
+        self.kept: dict[int, Any] = {}  # What was read and not asked for, by index.
+        self.readers: dict[int, StreamReader] = {}
+        self._long: dict[int, None] = {}  # Of these the long ones, oldest first.
+        self._read_blocks: deque[int] = deque()  # Of what is kept, oldest first.
+
+    def take(self, indices: list[int]) -> list[Any]:
+        """Return what was read at indices, or read it now."""
+        take, to_come = self.kept.pop, iter(indices)
+        samples: list[Any] = []
+        while len(samples) < len(indices):
+            try:
+                samples.extend(map(take, to_come))  # Lines take microseconds: no loop.
+            except KeyError:
+                missing = indices[len(samples)]
+                self._read(missing)
+                samples.append(take(missing))
+        return samples
+
+    def _read(self, index: int) -> None:
+        """Read a sample that is not kept, and some that follow it."""
+        block = bisect_right(self._starts, index) - 1
+        reader = self.readers.get(block) or self._new_reader(block, index)
+        if not reader.come_to(index - reader.start):
+            return
+        del self.readers[block]
+        self._long.pop(block, None)
+        # Nobody here takes what other replicas train. What is forgotten too early is
+        # read again.
+        most = 3 * self._window * self._num_lanes
+        while self._read_blocks and len(self.kept) + len(self._read_blocks) > most:
+            oldest = self._read_blocks.popleft()
+            begin, end = self._starts[oldest : oldest + 2]
+            for number in range(max(begin, end - 2 * self._window), end):
+                self.kept.pop(number, None)
+        self._read_blocks.append(block)
+
+    def _new_reader(self, block: int, index: int) -> StreamReader:
+        """Open a block, at a sample in it.
+
+        Those of up to a window are read at once, and hold no file open. Of longer ones
+        few are open in each lane; what a resume has passed over may leave some behind.
+        """
+        begin, end = self._starts[block : block + 2]
+        if end - begin > self._window:
+            if len(self._long) >= 4 * self._num_lanes:
+                oldest = next(iter(self._long))
+                self.readers.pop(oldest).forget_before()
+                del self._long[oldest]
+            self._long[block] = None
+        reader = self.readers[block] = self._reader_of(begin, end, index)
+        reader.kept = self.kept
+        return reader

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import itertools
+import operator
 import os
 import re
+import reprlib
 import zlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,19 +18,13 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
 
 from elasticrun.checkpoint.states.generators import program_generators_kept
 from elasticrun.checkpoint.storage.place import parse_place
 from elasticrun.data.order.batches import check_size
-from elasticrun.data.order.lanes import (
-    Blocks,
-    DealtLanes,
-    LaneOrder,
-    Lanes,
-    LanesOrder,
-)
+from elasticrun.data.order.lanes import Blocks, Lanes
 from elasticrun.data.order.permutation import MAX_INDEX
+from elasticrun.data.streams.in_lanes import InLanes
 from elasticrun.data.streams.index import (
     STRIDE,
     Contents,
@@ -40,6 +35,7 @@ from elasticrun.data.streams.index import (
 )
 from elasticrun.data.streams.stream_reader import (
     LENGTHS,
+    OpenBlocks,
     StreamReader,
     more_than_lengths,
 )
@@ -51,60 +47,6 @@ logger = Logger(__name__)
 
 _NUM_FIRST = 8  # Samples by which data is known again.
 _MOST_BLOCKS = 1 << 17  # So many are dealt in some milliseconds.
-_UNEVEN = 1.2  # The largest share of a replica, over the mean one, that is not told.
-
-
-class InLanes(Dataset[Any], ABC):
-    """A data set that has lanes; samples have numbers over all of them."""
-
-    @property
-    @abstractmethod
-    def lanes(self) -> DealtLanes:
-        """How its samples are dealt to lanes."""
-
-    @property
-    def has_end(self) -> bool:
-        """Whether one loop over it ends."""
-        return True
-
-    @property
-    def draws(self) -> bool:
-        """Whether reading a sample may draw at random, so that it is seeded."""
-        return True
-
-    @property
-    def beginning(self) -> str:
-        """The first samples as text, where nothing else tells that data is the same."""
-        return ""
-
-    @property
-    @abstractmethod
-    def contents(self) -> Contents:
-        """What a checkpoint knows of each stream, to tell what has changed."""
-
-    @abstractmethod
-    def place(self, index: int) -> tuple[str, int]:
-        """Return the stream of a sample, and its number there."""
-
-    def describe(self, index: int) -> str:
-        """Return what messages call a sample."""
-        stream, number = self.place(index)
-        return f"sample {number} of {stream}"
-
-    @abstractmethod
-    def __getitem__(self, index: int) -> Any: ...
-
-    def prepare(self, rank: int, world_size: int) -> None:
-        """Do ahead of time what reading a replica's lanes will need."""
-
-    def apart(self, *, is_shuffled: bool) -> InLanes:
-        """Return the same data for one loop to read: no other one moves its files."""
-        del is_shuffled
-        return copy.copy(self)
-
-    def __len__(self) -> int:
-        """Return the samples of all streams."""
-        return len(self.lanes)
 
 
 class Streams(InLanes):
@@ -178,41 +120,26 @@ class Streams(InLanes):
                 f"{type(self).__name__} has no streams. Look at the paths it was given."
             )
         self.has_unknown_lengths = isinstance(lengths, str) and lengths == "unknown"
-        if not (lengths is None or self.has_unknown_lengths or _are_for_each(lengths)):
-            raise ValueError(
-                f'lengths={lengths!r} is neither "unknown" nor a number for each '
-                "stream. Leave lengths out, and streams are counted once."
-            )
         if skip_broken and (lengths is not None or transform is None):
             raise ValueError(
                 "skip_broken=True leaves out samples for which transform (or parse) "
                 "raises, and counts the others. So give transform or parse, and no "
                 "lengths."
             )
-        if isinstance(lengths, str):
-            lengths = None
-        if lengths is not None and len(lengths) != len(self.names):
-            raise ValueError(
-                f"{len(lengths)} lengths were given for {len(self.names)} streams. "
-                "Give one for each."
-            )
-        for name, length in zip(self.names, lengths or (), strict=False):
-            if not (hasattr(length, "__index__") and length >= 0):
-                raise ValueError(
-                    f"the length of {name} is {length!r}: give numbers from 0 up."
-                )
         self.transform = transform
         self.skip_broken = skip_broken
         self._num_lanes = check_size("lanes", lanes)
         self._window = check_size("window", window)
         self._window_bytes = check_size("window_bytes", window_bytes)
         self._scans = None
-        if lengths is not None:
-            self._scans = [self._scan_of(int(length)) for length in lengths]
-        self._given_by = "" if lengths is None else LENGTHS
+        self._given_by = ""
+        if not (lengths is None or self.has_unknown_lengths):
+            numbers = _checked_lengths(lengths, self.names)
+            self._scans = list(map(self._scan_of, numbers))
+            self._given_by = LENGTHS
         self._is_shuffled = True
         self._index = index
-        self._forget_readers()
+        self._open: OpenBlocks | None = None  # In this process.
 
     def options(self) -> dict[str, Any]:
         """Return what another data set over the same streams is made with."""
@@ -288,11 +215,7 @@ class Streams(InLanes):
         return self._scans
 
     def count_all(self) -> None:
-        """Count the streams, unless that was done.
-
-        Raises:
-            TypeError: Their lengths are to be unknown.
-        """
+        """Count the streams, unless that was done."""
         if self.has_unknown_lengths:
             raise TypeError(
                 f'{type(self).__name__} was given lengths="unknown", which is for '
@@ -377,14 +300,6 @@ class Streams(InLanes):
     def _starts(self) -> list[int]:
         return [int(start) for start in self.lanes.starts]
 
-    @cached_property
-    def _block_starts(self) -> list[int]:
-        """The numbers of the first samples of what a reader reads, and the end."""
-        blocks = self.lanes.blocks
-        if blocks is None or not self._is_shuffled:
-            return self._starts
-        return [*blocks.begins.tolist(), len(self)]
-
     def mark(self, stream: int, first: int) -> tuple[int, Any]:
         """Return the last mark at or before a sample: its number, and its row.
 
@@ -445,17 +360,15 @@ class Streams(InLanes):
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """Return the samples at indices."""
-        if self._pid != os.getpid():  # A worker shares no open file with its parent.
-            self._forget_readers()
-        take, to_come = self._kept.pop, iter(indices)
-        samples: list[Any] = []
-        while len(samples) < len(indices):
-            try:
-                samples.extend(map(take, to_come))  # Lines take microseconds: no loop.
-            except KeyError:
-                missing = indices[len(samples)]
-                self._read(missing)
-                samples.append(take(missing))
+        if self._open is None or self._open.pid != os.getpid():
+            blocks, lanes = self.lanes.blocks, self.lanes
+            starts = self._starts
+            if blocks is not None and self._is_shuffled:
+                starts = [*blocks.begins.tolist(), len(self)]
+            self._open = OpenBlocks(
+                self._reader_of, starts, window=lanes.window, num_lanes=lanes.num_lanes
+            )
+        samples = self._open.take(indices)
         if self.transform is None:
             return samples
         delivered: list[Any] = []
@@ -468,35 +381,9 @@ class Streams(InLanes):
             ) from error
         return delivered
 
-    # Readers of streams that are open, in this process.
-
-    def _read(self, index: int) -> None:
-        """Read a sample that is not kept, and some that follow it."""
-        block = bisect_right(self._block_starts, index) - 1
-        reader = self._readers.get(block) or self._new_reader(block, index)
-        if not reader.come_to(index - reader.start):
-            return
-        del self._readers[block]
-        self._long.pop(block, None)
-        # Nobody here takes what other replicas train. What is forgotten too early is
-        # read again.
-        most = 3 * self.lanes.window * self.lanes.num_lanes
-        while self._read_blocks and len(self._kept) + len(self._read_blocks) > most:
-            oldest = self._read_blocks.popleft()
-            begin, end = self._block_starts[oldest : oldest + 2]
-            for number in range(max(begin, end - 2 * self.lanes.window), end):
-                self._kept.pop(number, None)
-        self._read_blocks.append(block)
-
-    def _new_reader(self, block: int, index: int) -> StreamReader:
-        """Return what reads a block that is not open yet, at a sample in it.
-
-        Those of up to a window are read at once, and hold no file open. Of longer ones
-        few are open in each lane; what a resume has passed over may leave some behind.
-        """
-        begin, end = self._block_starts[block : block + 2]
-        window = self.lanes.window
-        stream = bisect_right(self._starts, begin) - 1
+    def _reader_of(self, begin: int, end: int, index: int) -> StreamReader:
+        """Return what reads a block, at a sample in it."""
+        window, stream = self.lanes.window, bisect_right(self._starts, begin) - 1
         num_before = window - 1 if self._is_shuffled else 0
         # The loop, or a resume, begins in the middle of blocks. Where that takes less
         # time than to read what lies before in the window, this is read when asked.
@@ -504,30 +391,21 @@ class Streams(InLanes):
         is_near = len(scan.begins) > 0 and len(scan.marks) > 0 and self.stride < window
         if is_near and is_local and index - begin >= window:
             num_before = 0
-        if end - begin > window:
-            if len(self._long) >= 4 * self.lanes.num_lanes:
-                oldest = next(iter(self._long))
-                self._readers.pop(oldest).forget_before()
-                del self._long[oldest]
-            self._long[block] = None
         start = self._starts[stream]
-        reader = self._readers[block] = StreamReader(
+        return StreamReader(
             self.names[stream],
             scan.length,
             lambda first: self.without_broken(stream, first),
             window=window,
             num_before=num_before,
             given_by=self._given_by,
-            kept=self._kept,
             start=start,
             part=range(begin - start, end - start),
         )
-        return reader
 
     def apart(self, *, is_shuffled: bool) -> Streams:
         own = copy.copy(self)
         own._is_shuffled = is_shuffled
-        own.__dict__.pop("_block_starts", None)
         return own
 
     def prepare(self, rank: int, world_size: int) -> None:
@@ -542,28 +420,8 @@ class Streams(InLanes):
                     if reader.read_block(0, 1):
                         raise more_than_lengths(name, 0)
 
-    def _forget_readers(self) -> None:
-        self._kept: dict[int, Any] = {}  # What was read and not asked for, by index.
-        self._readers: dict[int, StreamReader] = {}
-        self._long: dict[int, None] = {}  # Of these the long ones, oldest first.
-        self._read_blocks: deque[int] = deque()  # Of what is kept, oldest first.
-        self._pid = os.getpid()
-
     def __getstate__(self) -> dict[str, Any]:
-        empty: dict[str, Any] = {"_kept": {}, "_readers": {}, "_long": {}}
-        return {**self.__dict__, **empty, "_read_blocks": deque()}
-
-
-class Chained:
-    """One function after another one."""
-
-    def __init__(self, first: Callable[[Any], Any], then: Callable[[Any], Any]) -> None:
-        self.__qualname__ = f"{name_of(first)} and {name_of(then)}"
-        self._first = first
-        self._then = then
-
-    def __call__(self, read: Any) -> Any:
-        return self._then(self._first(read))
+        return {**self.__dict__, "_open": None}
 
 
 def transform_error(
@@ -593,8 +451,19 @@ def name_of(function: Any) -> str:
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
-def _are_for_each(lengths: Any) -> bool:
-    return hasattr(lengths, "__len__") and not isinstance(lengths, str)
+def _checked_lengths(lengths: Any, names: Sequence[str]) -> list[int]:
+    """Return the lengths that a program gives."""
+    try:
+        numbers = list(map(operator.index, lengths))
+    except TypeError:
+        numbers = []
+    if len(numbers) != len(names) or min(numbers) < 0:
+        raise ValueError(
+            f'lengths={reprlib.repr(lengths)} is neither "unknown" nor a number from 0 '
+            f"up for each of {len(names)} streams, the first of which is {names[0]}. "
+            "Leave lengths out, and streams are counted once."
+        )
+    return numbers
 
 
 def _number_in_all(broken: NDArray[np.int64], number: int) -> int:
@@ -631,57 +500,3 @@ def _blocks_of(scans: list[Scan]) -> Blocks:
         np.concatenate([none, *begins]),
         np.concatenate([none.astype(np.bool_), *are_entered]),
     )
-
-
-def lanes_of(
-    dataset: InLanes,
-    sampler: Any,
-    batch_sampler: Any,
-    *,
-    shuffle: bool,
-    rank: int,
-    world_size: int,
-    num_shares: int,
-) -> DealtLanes:
-    """Return the lanes of a data set in streams, ready to read.
-
-    Args:
-        num_shares: In how many shares a global batch is cut.
-    """
-    if sampler is not None or batch_sampler is not None:
-        raise ValueError(
-            f"{type(dataset).__name__} is read in streams, in their own order: a "
-            "sampler would make it open a stream for each sample. Use shuffle=True; to "
-            "mix several data sets, use Mixed."
-        )
-    lanes = dataset.lanes
-    if rank == 0:
-        _warn_of_uneven(
-            type(dataset).__name__, lanes.order(0 if shuffle else None), num_shares
-        )
-    dataset.prepare(rank, world_size)
-    return lanes
-
-
-def _warn_of_uneven(name: str, lanes: LanesOrder, world_size: int) -> None:
-    """Warn where lanes do not divide well among the replicas."""
-    if lanes.num_lanes < world_size:
-        logger.warning(
-            "%s has %s for %d replicas, so each replica reads all streams and keeps "
-            "its part. Split the data into more streams, or give more lanes.",
-            name,
-            counted(lanes.num_lanes, "lane"),
-            world_size,
-        )
-    elif isinstance(lanes, LaneOrder):
-        owners = np.arange(lanes.num_lanes) % world_size
-        own = np.bincount(owners, weights=lanes.totals)
-        if own.max() > _UNEVEN * own.mean():
-            logger.warning(
-                "%s: one of %d replicas reads %.1f times its share, because there are "
-                "few lanes, or streams of different length that are read whole. Split "
-                "the data into more streams of similar length.",
-                name,
-                world_size,
-                own.max() / own.mean(),
-            )

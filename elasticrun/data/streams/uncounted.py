@@ -19,15 +19,11 @@ from elasticrun.checkpoint.states.generators import (
 )
 from elasticrun.data.order.lanes import UncountedLanes, dealt, window_in_lane
 from elasticrun.data.order.permutation import MAX_INDEX, Permutation
+from elasticrun.data.streams.in_lanes import InLanes
 from elasticrun.data.streams.index import Contents, Index, Scan, stamp_of
 from elasticrun.data.streams.iterables import streams_of, with_end
 from elasticrun.data.streams.stream_reader import StreamReader
-from elasticrun.data.streams.streams import (
-    InLanes,
-    Streams,
-    index_in,
-    transform_error,
-)
+from elasticrun.data.streams.streams import Streams, index_in, transform_error
 from elasticrun.data.workers.lanes import EXHAUSTED
 from elasticrun.errors import ElasticRunError
 from elasticrun.job.current import current_job
@@ -99,7 +95,25 @@ class _LearnedLengths:
         return name, stamp_of(name)
 
 
-class Uncounted(InLanes):
+class _OverStreams(InLanes):
+    """A data set that tells of itself what its streams do, and does not count them."""
+
+    streams: Streams
+
+    @property
+    def draws(self) -> bool:
+        return self.streams.draws
+
+    @property
+    def beginning(self) -> str:
+        return self.streams.beginning
+
+    @property
+    def contents(self) -> Contents:
+        return self.streams.contents
+
+
+class Uncounted(_OverStreams):
     """Streams that are not counted, for loops over one pass.
 
         for epoch in remaining_epochs_until(10):
@@ -148,18 +162,6 @@ class Uncounted(InLanes):
     def lanes(self) -> UncountedLanes:
         own = f"{self._num_lanes} {self._window} {self.streams.identity}"
         return UncountedLanes(self._num_lanes, zlib.crc32(own.encode()))
-
-    @property
-    def draws(self) -> bool:
-        return self.streams.draws
-
-    @property
-    def beginning(self) -> str:
-        return self.streams.beginning
-
-    @property
-    def contents(self) -> Contents:
-        return self.streams.contents
 
     def __len__(self) -> int:
         need_lengths(self, "len()")
@@ -281,7 +283,7 @@ def need_lengths(dataset: Any, what: str) -> None:
         )
 
 
-class Endless(Streams):
+class Endless(_OverStreams, Streams):
     """Streams that are not counted, for `batches`: each lane goes on without end.
 
         train = AdaptiveDataLoader(Endless(hugging_face_dataset), 64, shuffle=True)
@@ -313,18 +315,18 @@ class Endless(Streams):
         seed: int | None = 0,
         name: str | None = None,
     ) -> None:
-        self._streams = with_end(
+        self.streams = with_end(
             streams, "Endless", else_="; Mixed goes on without end by itself"
         )
-        self._learned = _LearnedLengths(self._streams, name)
-        options = self._streams.options()
+        self._learned = _LearnedLengths(self.streams, name)
+        options = self.streams.options()
         self._lanes_of = self._dealt(options["lanes"])
         num_lanes = len(self._lanes_of)
         super().__init__(
             [f"lane {lane}" for lane in range(num_lanes)],
             lanes=num_lanes,
             window=options["window"],
-            transform=self._streams.transform,
+            transform=self.streams.transform,
             lengths=[_NO_END] * num_lanes,
         )
         self._seed = seed
@@ -334,20 +336,8 @@ class Endless(Streams):
         return False
 
     @property
-    def draws(self) -> bool:
-        return self._streams.draws
-
-    @property
     def identity(self) -> str:
-        return f"{self._seed} {self._lanes_of} {self._streams.identity}"
-
-    @property
-    def beginning(self) -> str:
-        return self._streams.beginning
-
-    @property
-    def contents(self) -> Contents:
-        return self._streams.contents
+        return f"{self._seed} {self._lanes_of} {self.streams.identity}"
 
     def place(self, index: int) -> tuple[str, int]:
         """Return the stream and the number; of what is not known here, the lane's."""
@@ -359,7 +349,7 @@ class Endless(Streams):
                 if length is None and each not in self._learned.begun:
                     return self.names[lane], number
                 if length is None or left < length:
-                    return self._streams.names[each], left
+                    return self.streams.names[each], left
                 left -= length
             number_of_pass += 1
 
@@ -372,13 +362,13 @@ class Endless(Streams):
             if num_passed == 0:
                 raise ElasticRunError(
                     f"lane {stream} has no sample in any of its streams, such as "
-                    f"{self._streams.names[stream]}. Give fewer lanes, or leave empty "
+                    f"{self.streams.names[stream]}. Give fewer lanes, or leave empty "
                     "streams out."
                 )
 
     def _dealt(self, num_lanes: int) -> list[list[int]]:
         """Return the streams of each lane; say so if lanes are not of a size."""
-        sizes = self._streams.sizes()
+        sizes = self.streams.sizes()
         streams = np.flatnonzero(sizes)
         if not len(streams):
             raise ValueError(

@@ -59,12 +59,10 @@ def reader_of_lanes(
     is_seeded: bool,
     has_virtual: bool = False,
 ) -> BatchReader:
-    """Return what reads the next loop over a loader whose data set has lanes.
+    """Return what `reader_of` does, where the loader's data set has lanes.
 
     Args:
         is_shuffled: Whether samples come in another order than they are in.
-        is_seeded: As of `reader_of`.
-        has_virtual: As of `reader_of`.
     """
     given: Any = loader.dataset
     dataset = given.apart(is_shuffled=is_shuffled)
@@ -74,7 +72,6 @@ def reader_of_lanes(
             loader,
             Reader(dataset, draws=dataset.draws),
             has_slots=has_slots,
-            are_collated=not (has_slots and loader.drop_last),
             is_collated_seeded=is_seeded,
         )
     return reader_of(
@@ -93,7 +90,6 @@ class _ByLanes(BatchReader):
     depends on how many there are.
 
     Args:
-        are_collated: Whether batches are made; else lists of samples.
         is_collated_seeded: Whether a `collate_fn` of the program's own draws by the
             seed of the batch's first sample, and not on the program's generators.
     """
@@ -108,12 +104,11 @@ class _ByLanes(BatchReader):
         reader: Reader,
         *,
         has_slots: bool,
-        are_collated: bool,
         is_collated_seeded: bool,
     ) -> None:
         self._num_workers = max(loader.num_workers, 1)
         self._has_slots = has_slots
-        self._collate = loader.collate_fn if are_collated else unchanged
+        self._collate = loader.collate_fn
         self._is_default = self._collate is default_collate
         self._is_collated_seeded = is_collated_seeded
         self._is_pinned = loader.pin_memory

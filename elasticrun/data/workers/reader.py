@@ -97,13 +97,11 @@ class BatchReader(ABC):
 
 
 class Source(NamedTuple):
-    """What a reader reads.
+    """What a reader reads, besides what `BatchReader` has of it.
 
     Attributes:
         dataset: Is asked for all samples of a micro-batch at once.
         collate: Makes the batch of them.
-        is_seeded: As of `BatchReader`.
-        split: As of `BatchReader`.
     """
 
     dataset: Any
@@ -290,9 +288,6 @@ class Reader(Dataset[Any]):
         self._draws = draws
         self._num_looked_at = 0  # Batches without draws, of which the first ones are.
         self._takes_tensor = takes_tensor(dataset)
-
-    def __len__(self) -> int:
-        return len(self.dataset)
 
     def __getitems__(self, request: ReadRequest) -> Any:
         """Return the samples of the request, in its order."""

@@ -92,8 +92,7 @@ class Elastic(Callback):
                 "the same global batch at any number of devices."
             )
         self._num_nominal = {None: 0, "global": 1}.get(batch_size, devices)
-        self._trainer: Trainer | None = None
-        self._loop: ForeignLoop | None = None
+        self._trainer: Any = None
         self._resumes = False
         self._is_waiting = False  # Gradients, for a step.
         self._has_finished = False
@@ -141,16 +140,15 @@ class Elastic(Callback):
                 trainer.loggers, loaded["logs"], is_writer=trainer.is_global_zero
             )
 
-    def _take_over(self, trainer: Trainer) -> None:
+    def _take_over(self, trainer: Any) -> None:
         """Replace some of Lightning's methods."""
         self._trainer = trainer
-        of_trainer: Any = trainer
-        of_trainer._accelerator_connector.use_distributed_sampler = False
-        strategy, fit_loop = of_trainer.strategy, of_trainer.fit_loop
+        trainer._accelerator_connector.use_distributed_sampler = False
+        strategy, fit_loop = trainer.strategy, trainer.fit_loop
         strategy.process_dataloader = self._stand_in
         strategy.reduce = _exact(strategy.reduce)
-        of_trainer._signal_connector.register_signal_handlers = _do_nothing
-        connector = of_trainer._checkpoint_connector
+        trainer._signal_connector.register_signal_handlers = _do_nothing
+        connector = trainer._checkpoint_connector
         connector.resume_start = partial(self._resume_start, connector.resume_start)
         connector.restore_model = partial(self._restore_model, connector.restore_model)
         epoch_loop = fit_loop.epoch_loop
@@ -168,7 +166,6 @@ class Elastic(Callback):
         self, start: Any, path: Any = None, *options: Any, **named: Any
     ) -> None:
         """Load a checkpoint of Lightning's, but never for a fit."""
-        assert self._trainer is not None
         if path is not None and self._trainer.state.fn == TrainerFn.FITTING:
             raise ElasticRunError(
                 f"fit() was given ckpt_path={path!r}, but the job itself knows where "
@@ -179,7 +176,6 @@ class Elastic(Callback):
 
     def _restore_model(self, restore: Any) -> None:
         """Leave the weights of a fit to the job; a test may have those of a file."""
-        assert self._trainer is not None
         if self._trainer.state.fn != TrainerFn.FITTING:
             restore()
         elif self._resumes:
@@ -188,7 +184,6 @@ class Elastic(Callback):
     def _stand_in(self, loader: Any) -> Any:
         """Return what Lightning iterates in place of a loader."""
         trainer = self._trainer
-        assert trainer is not None
         is_fitting = trainer.state.fn == TrainerFn.FITTING
         is_for_training = is_fitting and trainer.training
         if is_fitting and type(loader) is DataLoader and self._num_nominal:
@@ -254,10 +249,7 @@ class Elastic(Callback):
 
     def _begin_epoch(self, reset: Any) -> None:
         """Enter an epoch where the job stands; Lightning's loop is about to begin."""
-        loop, trainer = self._loop, self._trainer
-        assert loop is not None
-        assert trainer is not None
-        fit_loop: Any = trainer.fit_loop
+        trainer, fit_loop = self._trainer, self._trainer.fit_loop
         epoch_loop = fit_loop.epoch_loop
         loaded = self._state.loaded if self._resumes else None
         if loaded is not None:  # Between batches: nothing is to be repeated or skipped.
@@ -275,7 +267,7 @@ class Elastic(Callback):
         for each in members:
             each.num_passes = 0
         trained = epoch_loop.batch_progress.current.completed
-        epoch, _ = loop.begin(
+        epoch, _ = self._loop.begin(
             int(trainer.num_training_batches),
             epoch=fit_loop.epoch_progress.current.processed,
             step=trained - 1 if self._state.is_before_validation else trained,
@@ -300,14 +292,12 @@ class Elastic(Callback):
     def _read(self, batches: LoaderProxy) -> Iterator[Any]:
         """Yield batches of this epoch; from its beginning, in a second pass."""
         epoch, first = self._start
-        trainer: Any = self._trainer
         number = batches.num_passes
         if number:
             first = 0
-        elif trainer.fit_loop._combined_loader._mode == "max_size_cycle":
+        elif self._trainer.fit_loop._combined_loader._mode == "max_size_cycle":
             number, first = divmod(first, len(batches))
         batches.num_passes = number + 1
-        assert self._loop is not None
         parts = []
         for batch, share in batches.loader.read(
             epoch, min(first, len(batches)), number=number
@@ -333,7 +323,7 @@ class Elastic(Callback):
     ) -> None:
         """Weigh the loss by this replica's share in the global batch."""
         self._is_waiting = True
-        weight = 1.0 if self._loop is None else self._loop.loss_weight
+        weight = self._loop.loss_weight
         if weight != 1.0 and loss.requires_grad:
             hook: Any = loss.register_hook
             hook(lambda gradient: gradient * weight)
@@ -346,8 +336,6 @@ class Elastic(Callback):
 
     def _end_batch(self, end: Any, data_fetcher: Any) -> None:
         """Pass a boundary before a validation, and one after all of the batch."""
-        assert self._trainer is not None
-        assert self._loop is not None
         epoch_loop = self._trainer.fit_loop.epoch_loop
         is_validated = epoch_loop._should_check_val_fx(data_fetcher)
         if is_validated and not self._state.is_before_validation:
@@ -366,7 +354,6 @@ class Elastic(Callback):
         It repeats the validation then, but not the training before it. How long this
         one takes is judged by the last one; half of the grace is for the stop's save.
         """
-        assert self._loop is not None
         job = current_job()
         is_long = self._seconds_of_validation > job.settings.grace / 2
         if any(gather(is_long)):
@@ -377,7 +364,6 @@ class Elastic(Callback):
     def _end_epoch(self, end: Any) -> None:
         """Finish the epoch, with all hooks and schedulers."""
         end()
-        assert self._loop is not None
         self._state.is_in_epoch = False
         self._loop.end()
 
@@ -393,13 +379,12 @@ class Elastic(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write a checkpoint at the end of the last epoch."""
-        assert self._loop is not None
         self._loop.finish()
         self._has_finished = True
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Walk past a fit that was finished before the restart."""
-        if not self._has_finished and self._loop is not None:
+        if not self._has_finished:
             self._state.restore_metrics()
             for each in averaging(trainer):
                 each.on_train_end(trainer, pl_module)
@@ -409,7 +394,7 @@ class Elastic(Callback):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Leave the epoch unfinished."""
-        if self._loop is not None and not isinstance(exception, JobStopped):
+        if hasattr(self, "_loop") and not isinstance(exception, JobStopped):
             self._loop.leave()
 
 

@@ -17,8 +17,8 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from elasticrun.data.loader import AdaptiveDataLoader
 from elasticrun.data.order.shares import partition
 from elasticrun.data.samplers import LengthGroups
+from elasticrun.data.streams.in_lanes import InLanes
 from elasticrun.data.streams.iterables import streams_of
-from elasticrun.data.streams.streams import InLanes
 from elasticrun.errors import ElasticRunError
 from elasticrun.integrations.checks import is_shuffled
 from elasticrun.job.loop import MicroBatch

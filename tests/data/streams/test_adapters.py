@@ -34,10 +34,8 @@ from elasticrun.data.streams import files
 from elasticrun.data.streams.files import begins_of
 from elasticrun.data.streams.index import STRIDE
 from elasticrun.data.streams.iterables import streams_of
-from tests.support.generations import run_once
 from tests.support.streams import (
     KINDS,
-    LENGTHS,
     Records,
     Resumable,
     json_lines,
@@ -55,7 +53,7 @@ def test_every_sample_once_in_any_place(kind: str, tmp_path: Path) -> None:
     assert len(streams) == len(records)
     assert [streams[number] for number in range(len(records))] == records
     for number in (STRIDE, STRIDE - 1, 2 * STRIDE + 500, 7, len(records) - 1):
-        streams._forget_readers()
+        streams._open = None
         assert streams[number] == records[number]
 
 
@@ -194,28 +192,6 @@ def keys(samples: list[dict[str, Any]]) -> list[int]:
     return [int(sample["__key__"]) for sample in samples]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_workers_deliver_what_one_process_does(kind: str, tmp_path: Path) -> None:
-    streams = KINDS[kind](tmp_path)
-
-    def delivered(num_workers: int) -> list[list[int]]:
-        loader = AdaptiveDataLoader(
-            streams,
-            64,
-            shuffle=True,
-            num_workers=num_workers,
-            collate_fn=lambda samples: [int(sample["n"]) for sample in samples],
-        )
-        return list(loader)
-
-    here = run_once(lambda: delivered(0))
-    samples = [sample for batch in here for sample in batch]
-    assert sorted(samples) == list(range(sum(LENGTHS)))
-    assert samples != sorted(samples)
-    assert run_once(lambda: delivered(2)) == here
-
-
 @pytest.mark.parametrize("is_shuffled", [False, True])
 def test_a_shard_of_hugging_faces_is_entered_by_its_state_if_that_is_exact(
     is_shuffled: bool, caplog: pytest.LogCaptureFixture
@@ -326,7 +302,7 @@ def test_packed_documents_cross_sequences_and_no_streams(
         expected += [tokens[at : at + 32] for at in range(0, len(tokens) - 31, 32)]
     assert [packed[n]["tokens"].tolist() for n in range(len(packed))] == expected
     for number in (len(packed) - 1, STRIDE, 3, STRIDE - 1):
-        packed._forget_readers()
+        packed._open = None
         assert packed[number]["tokens"].tolist() == expected[number]
 
 
@@ -377,7 +353,7 @@ def test_a_state_that_json_changes_is_not_used(job: Any) -> None:
     assert not len(streams.scans[0].marks)
     records = list(itertools.chain.from_iterable(rows()))
     for number in (STRIDE + 5, 3):  # It begins again by the state that it had at first.
-        streams._forget_readers()
+        streams._open = None
         assert streams[number] == records[number]
 
 
@@ -402,7 +378,7 @@ def test_what_is_its_own_iterator_is_entered_by_its_state(job: Any) -> None:
     assert len(streams.scans[0].marks)
     records = list(itertools.chain.from_iterable(rows()))
     for number in (STRIDE + 5, 3):
-        streams._forget_readers()
+        streams._open = None
         assert streams[number] == records[number]
 
 

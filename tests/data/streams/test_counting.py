@@ -177,7 +177,7 @@ def test_broken_samples_are_left_out_and_counted(tmp_path: Path) -> None:
         parsed.clear()
         in_order = [lines[number] for number in range(len(lines))]
         for number in (600, 3, len(good) - 1):
-            lines._forget_readers()
+            lines._open = None
             assert lines[number] == good[number]
         assert lines.describe(0) == f"line 3 of {tmp_path / 'a'}"
         return in_order
@@ -325,7 +325,7 @@ def test_packed_and_endless_leave_broken_samples_out(job: Any, tmp_path: Path) -
     lines = TextLines(tmp_path / "a", parse=int, skip_broken=True)
     packed = Packed(lines, lambda number: [number], 3)
     assert packed[1]["tokens"].tolist() == good[3:6]
-    packed._forget_readers()
+    packed._open = None
     assert packed[200]["tokens"].tolist() == good[600:603]
     loader = AdaptiveDataLoader(Endless(lines, seed=None), 700)
     own = [number for number in good if number < 2000]

@@ -136,8 +136,3 @@ def test_what_is_no_index_is_made_anew(job: Any, tmp_path: Path, put: str) -> No
         kept.write_bytes(made.replace(b"[2, ", b"[-5, "))
     assert len(AdaptiveDataLoader(TextLines(str(path), index=kept.parent), 1)) == 2
     assert kept.read_bytes().endswith(made)
-
-
-def test_a_length_that_is_none_names_the_stream() -> None:
-    with pytest.raises(ValueError, match=r"the length of b\.txt is -5"):
-        TextLines(["a.txt", "b.txt"], lengths=[3, -5])

@@ -85,10 +85,10 @@ def test_a_process_that_is_forked_or_sent_opens_for_itself(job: Any) -> None:
     streams = Numbers(*LENGTHS, lanes=3)
     assert streams[0] == 0
     sent = pickle.loads(pickle.dumps(streams))
-    assert not sent._kept
+    assert sent._open is None
     child = os.fork()
     if child == 0:
-        is_alone = streams[50] == 50 and 1 not in streams._kept
+        is_alone = streams[50] == 50 and 1 not in streams._open.kept
         os._exit(not is_alone)
     assert os.waitpid(child, 0)[1] == 0
 
@@ -178,4 +178,5 @@ def test_what_other_replicas_train_is_not_kept(tmp_path: Path) -> None:
     for begin in range(0, 20_000, 8):  # As the second of two replicas.
         own = order[begin + 4 : begin + 8].tolist()
         assert lines.__getitems__(own) == own
-        assert len(lines._kept) <= 1000
+        assert lines._open is not None
+        assert len(lines._open.kept) <= 1000

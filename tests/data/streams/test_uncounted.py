@@ -30,13 +30,8 @@ from elasticrun.data.order.batches import SizedBatches
 from elasticrun.data.order.permutation import MAX_INDEX, Permutation
 from elasticrun.data.order.plan import LoopPlan, RunningLoop, Seeding
 from elasticrun.data.order.shares import BatchSplit, LaneShares
-from elasticrun.data.streams.uncounted_batches import (
-    Delivery,
-    all_batches,
-    full_batches,
-)
+from elasticrun.data.streams.uncounted_batches import Delivery, all_batches
 from elasticrun.data.workers.lanes import EXHAUSTED
-from elasticrun.job.current import current_job
 from elasticrun.job.loop import NOTHING, MicroBatchInfo
 from elasticrun.testing import read_trace
 from tests.support.generations import generation, run_once
@@ -54,7 +49,6 @@ def settings(draw: Any) -> dict[str, Any]:
         "size": draw(st.integers(1, 9)),
         "max_local": draw(st.none() | st.integers(1, 4)),
         "is_shuffled": draw(st.booleans()),
-        "drop_last": draw(st.booleans()),
         "is_padded": draw(st.booleans()),
     }
 
@@ -119,19 +113,13 @@ def delivered(run: dict[str, Any], begin: int, rank: int, world_size: int) -> De
 
     def sums_of(own: list[int]) -> Callable[[], list[int]]:
         owners = owners_of(run, next(numbers), world_size)
-        if run["drop_last"]:
-            assert own == [each * (each == rank + 1) for each in owners]
-            return lambda: owners
         assert own == [owners.count(rank + 1)]
         return lambda: [sum(map(bool, owners))]
 
     loop = RunningLoop(batches=batches, begin=first)
     how = Delivery(shares, lanes.num_lanes, lambda: [-1], sums_of)
     found: Delivered = {}
-    loops = all_batches(loop, plan.in_flight, read(), how)
-    if run["drop_last"]:
-        loops = full_batches(loop, plan.in_flight, read(), how, at=begin, collate=list)
-    for batch in loops:
+    for batch in all_batches(loop, plan.in_flight, read(), how):
         _, indices, part, places = loop.current
         own = [] if batch is NOTHING else batch[: part.num_valid]
         assert len(own) == part.num_valid == len(indices) == len(places)
@@ -147,17 +135,13 @@ def test_batches_are_the_same_at_any_number_of_replicas(
     run: dict[str, Any], worlds: list[int]
 ) -> None:
     expected = sum(run["lengths"])
-    if expected < (run["size"] if run["drop_last"] else 1):
+    if not expected:
         return  # Which is an error.
     alone = delivered(run, 0, 0, 1)
     whole = {at: flat_of(own) for at, own in alone.items()}
     samples = [sample for own in whole.values() for sample in own]
-    if run["drop_last"]:
-        assert {*map(len, whole.values())} == {run["size"]}
-        assert len({*samples}) == len(samples) == expected // run["size"] * run["size"]
-    else:
-        assert sorted(samples) == list(range(expected))
-        assert list(whole) == list(range(len(whole)))
+    assert sorted(samples) == list(range(expected))
+    assert list(whole) == list(range(len(whole)))
     advances = [own[0][0].advance for own in alone.values()]
     begins = [0, *accumulate(advances)]  # The slot with which each batch begins.
     at = 0
@@ -188,8 +172,7 @@ def flat_of(parts: list[tuple[MicroBatchInfo, list[int]]]) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"shuffle": True}, {"max_local_batch_size": 3}, {"drop_last": True}],
+    "options", [{}, {"shuffle": True}, {"max_local_batch_size": 3}]
 )
 def test_a_loop_goes_on_with_and_without_learned_lengths(
     options: dict[str, Any], tmp_path: Path
@@ -208,9 +191,7 @@ def test_a_loop_goes_on_with_and_without_learned_lengths(
     calm = run_once(script)
     for epoch in (0, 1):
         samples = [sample for at, batch in calm if at == epoch for sample in batch]
-        assert (
-            len(set(samples)) == len(samples) == (88 if "drop_last" in options else 90)
-        )
+        assert len(set(samples)) == len(samples) == 90
     for stop_in in {1, len(calm) // 2, len(calm) // 2 + 1, len(calm) - 1}:
         for is_kept in (False, True):
             found = []
@@ -218,37 +199,6 @@ def test_a_loop_goes_on_with_and_without_learned_lengths(
             assert run_once(lambda at=stop_in: script(at), directory) is None
             shutil.rmtree(directory / "streams", ignore_errors=not is_kept)
             assert run_once(script, directory) == calm
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_drop_last_leaves_out_what_makes_no_full_batch(
-    job: Any, tmp_path: Path, num_workers: int
-) -> None:
-    for number, length in enumerate([50, 0, 50, 3]):
-        (tmp_path / f"{number}.txt").write_text("1\n" * length)
-    lines = TextLines(tmp_path / "*.txt", parse=int, lengths="unknown")
-    options: Any = {"drop_last": True, "num_workers": num_workers, "shuffle": True}
-    loader = AdaptiveDataLoader(lines, 10, **options)
-    assert [len(batch) for batch in loader] == [10] * 10
-    with pytest.raises(ElasticRunError, match="have 103 samples, which make no full"):
-        list(AdaptiveDataLoader(lines, 104, **options))
-
-
-def test_the_first_batch_after_a_resume_is_the_one_that_comes(tmp_path: Path) -> None:
-    def script(stop_at: int) -> list[tuple[int, int]]:
-        streams = Unknown(30, 3, 5, 12, lanes=4)
-        loader = AdaptiveDataLoader(streams, 6, drop_last=True)
-        first, numbers = loader.first_batch, []
-        for _ in loader:
-            numbers.append((first, loader.batch_index))
-            assert loader.index == current_job().progress.position.index
-            if loader.batch_index >= stop_at >= 0:
-                request_stop()
-        return numbers
-
-    run_once(lambda: script(4), tmp_path)
-    (first, number), *_ = run_once(lambda: script(-1), tmp_path)
-    assert first == number > 4
 
 
 def test_a_resume_with_learned_lengths_opens_the_stream_it_is_in(
@@ -340,6 +290,7 @@ def test_what_needs_lengths_is_refused(job: Any) -> None:
         lambda: loader.autoscale(8),
         lambda: CombinedLoader([loader]),
         lambda: AdaptiveDataLoader(streams, {0: 2, 4: 3}),
+        lambda: AdaptiveDataLoader(streams, 2, drop_last=True),
         lambda: AdaptiveDataLoader(Mixed({"a": Uncounted(streams)}, {"a": 1}), 2),
     ):
         with pytest.raises(TypeError, match=needs):

@@ -54,6 +54,14 @@ CHANGES: dict[str, tuple[Any, Callable[[Any], object]]] = {
         data_set(p=np.float32(0.5)),
         lambda own: vars(own).update(p=np.float32(1)),
     ),
+    "nested": (
+        data_set(options={"levels": [0, 0]}),
+        lambda own: own.options["levels"].__setitem__(1, 1),
+    ),
+    "another tensor": (
+        data_set(mask=torch.ones(3)),
+        lambda own: vars(own).update(mask=torch.ones(3)),
+    ),
     "set": (data_set(kinds={"a", "b"}), lambda own: own.kinds.add("c")),
     "tensor": (data_set(mask=torch.ones(3)), lambda own: own.mask.zero_()),
     "array": (data_set(mask=np.ones((4, 3))[::2]), lambda own: own.mask[1].fill(0)),

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from numpy.random import mtrand
-from torch.utils.data import DataLoader, Dataset, Sampler, Subset, default_collate
+from torch.utils.data import Dataset, Subset, default_collate
 
-from elasticrun.data.workers.reader import Reader, ReadRequest
+from elasticrun.data.workers.reader import Reader
 
 Draws = tuple[int, float, float, float, float]
 
@@ -96,13 +96,6 @@ def test_a_sample_depends_on_its_seed_alone() -> None:
     ]
     assert parts == [*whole[2:], *whole[:2]]
     assert len({sample[1] for sample in whole}) == 4
-
-
-def test_a_padding_sample_is_read_again() -> None:
-    reader = Reader(ByItem())
-    sample, again = reader.__getitems__(([5, 5], [3, 3]))
-    assert sample == again
-    assert [s[0] for s in reader.__getitems__(([5, 5], 77))] == [5, 5]
 
 
 def test_each_index_needs_its_seed() -> None:
@@ -206,42 +199,7 @@ def test_a_reader_in_a_reader_leaves_the_outer_draws_alone() -> None:
     )
 
 
-def test_length_is_the_data_sets() -> None:
-    assert len(Reader(ByItem())) == 100
-
-
 def test_pickles_with_its_data_set() -> None:
     reader = pickle.loads(pickle.dumps(Reader(Subset(ByBoth(), range(3)))))
     request = ([2, 0], 77)
     assert reader.__getitems__(request) == Reader(ByItem()).__getitems__(request)
-
-
-class Requests(Sampler[ReadRequest]):
-    """Stands for a loader's batch sampler."""
-
-    def __init__(self, requests: list[ReadRequest]) -> None:
-        self.requests = requests
-
-    def __iter__(self) -> Iterator[ReadRequest]:
-        return iter(self.requests)
-
-    def __len__(self) -> int:
-        return len(self.requests)
-
-
-def as_list(samples: list[Draws]) -> list[Draws]:
-    return samples
-
-
-@pytest.mark.wide
-def test_spawned_workers_draw_what_the_main_process_draws() -> None:
-    requests: list[ReadRequest] = [([5, 3], 77), ([9, 9], [4, 4])] * 2
-    expected = [Reader(ByItem()).__getitems__(request) for request in requests]
-    loader = DataLoader(
-        Reader(ByItem()),
-        batch_sampler=Requests(requests),  # type: ignore[arg-type]
-        num_workers=2,
-        collate_fn=as_list,
-        multiprocessing_context="spawn",
-    )
-    assert list(loader) == expected

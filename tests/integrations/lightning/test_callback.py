@@ -119,18 +119,6 @@ def test_micro_batches_do_what_whole_batches_do(
         assert cut[name] == pytest.approx(expected, abs=1e-5), name
 
 
-def test_a_loader_that_begins_again_does_so_after_a_stop_too(tmp_path: Path) -> None:
-    def stop_after_two(trainer: Trainer) -> None:
-        if trainer.fit_loop.total_batch_idx == 1:
-            request_stop_and_wait()
-
-    fit = Fit(str(tmp_path / "calm"), kind="paired")
-    expected = run(tmp_path / "calm", fit)
-    fit = replace(fit, directory=str(tmp_path / "cut"))
-    assert run(tmp_path / "cut", replace(fit, on_batch=stop_after_two)) is None
-    assert run(tmp_path / "cut", fit) == expected
-
-
 @pytest.mark.parametrize("accumulated", [1, 3])
 def test_kills_in_every_batch_do_not_show(
     tmp_path: Path, calm: Any, accumulated: int

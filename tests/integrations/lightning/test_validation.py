@@ -114,11 +114,8 @@ def fit(case: Case) -> Ended:
         **Elastic.devices(),
     )
     data, valid = datasets()
-    if case.data is not None:
-        trainer.fit(case.net(), datamodule=case.data())
-    else:
-        loaders = [DataLoader(valid, size) for size in case.sizes]
-        trainer.fit(case.net(), DataLoader(data, 6), loaders)
+    loaders = [DataLoader(valid, size) for size in case.sizes]
+    trainer.fit(case.net(), DataLoader(data, 6), loaders)
     loaded = elastic._state.loaded
     return Ended(seen, bool(loaded and loaded["validated"]))
 

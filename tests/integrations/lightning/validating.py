@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningDataModule, Trainer, callbacks
+from lightning.pytorch import Callback, Trainer, callbacks
 from torch import nn
-from torch.utils.data import DataLoader
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, MetricCollection
 from torchmetrics.classification import BinaryAUROC
 
 from elasticrun import world_size
-from tests.integrations.lightning.fitting import Net, datasets
+from tests.integrations.lightning.fitting import Net
 
 
 class Validating(Net):
@@ -99,15 +98,6 @@ class Resetting(Validating):
         self.log_dict(self.both.compute())
 
 
-class ResetsAtEnd(Resetting):
-    def on_validation_epoch_start(self) -> None:
-        """Leave them."""
-
-    def on_validation_epoch_end(self) -> None:
-        super().on_validation_epoch_end()
-        self.both.reset()
-
-
 class Ranking(Validating):
     """Has a metric for each loader that keeps all samples."""
 
@@ -127,51 +117,6 @@ class Ranking(Validating):
         for number, area in enumerate(self.areas):
             self.log(f"area_{number}", area.compute())
             area.reset()
-
-
-class Slowing(Validating):
-    """Lowers the rate where a validation begins."""
-
-    def on_validation_start(self) -> None:
-        for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] *= 0.5
-
-
-class Numbering(Validating):
-    """Counts validations where they begin, and saves that by a hook."""
-
-    count = 0
-
-    def on_validation_start(self) -> None:
-        self.count += 1
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["count"] = self.count
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.count = checkpoint["count"]
-
-    def kept(self) -> float:
-        return float(self.count)
-
-
-class Counting(Callback):
-    """Counts batches of validations, in its state."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"count": self._count}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._count = state_dict["count"]
-
-    def on_validation_batch_end(self, *args: Any) -> None:
-        self._count += 1
-
-    def on_validation_epoch_end(self, trainer: Trainer, module: Any) -> None:
-        module.log("count", float(self._count))
 
 
 class Averaging(Callback):
@@ -205,32 +150,6 @@ class Averaging(Callback):
             parameter.data.copy_(value)
 
 
-class Data(LightningDataModule):
-    """Counts batches of a validation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        assert self.trainer is not None
-        self.count += bool(self.trainer.validating)
-        return batch
-
-    def train_dataloader(self) -> Any:
-        return DataLoader(datasets()[0], 6)
-
-    def val_dataloader(self) -> Any:
-        return DataLoader(datasets()[1], 3)
-
-
-class OfData(Validating):
-    def kept(self) -> float:
-        data: Any = self.trainer.datamodule
-        total, data.count = data.count, 0
-        return float(total)
-
-
 @dataclass(frozen=True)
 class Case:
     """What is trained.
@@ -242,7 +161,6 @@ class Case:
     net: type[Net] = Validating
     other: Callable[[], Callback] | None = None
     sizes: tuple[int, ...] = (3,)
-    data: type[Data] | None = None
 
 
 def average() -> Callback:
@@ -255,13 +173,8 @@ CASES = {
     "list": Case(Filling),
     "drawing": Case(Drawing),
     "resetting": Case(Resetting),
-    "resets at end": Case(ResetsAtEnd),
     "ranking": Case(Ranking, sizes=(3, 6)),
-    "slowing": Case(Slowing),
-    "numbering": Case(Numbering),
-    "counting": Case(other=Counting),
     "averaging": Case(other=Averaging),
-    "data": Case(OfData, data=Data),
 }
 if hasattr(callbacks, "EMAWeightAveraging"):  # The oldest Lightning has none.
     CASES["Lightning's"] = Case(other=average)

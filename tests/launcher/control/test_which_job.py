@@ -106,8 +106,10 @@ def test_a_launcher_that_does_not_answer_is_found_and_stopped_by_a_signal(
         ask = partial(from_elsewhere, stage, command=[sys.executable, "-c", IMPATIENT])
         title = f"digits ({job.pid}) in {stage.checkpoints}"
         for folder, *words in (
+            (stage.root, "status"),
             (stage.root, "scale", 2),
             (elsewhere, "scale", 2, "digits"),
+            (elsewhere, "scale", 2, job.pid),
             (elsewhere, "status", stage.checkpoints),
             (elsewhere, "status", "--scaling", stage.checkpoints),
         ):

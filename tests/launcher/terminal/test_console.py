@@ -11,7 +11,6 @@ import struct
 import subprocess
 import termios
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,14 +22,8 @@ from elasticrun.launcher.terminal.console import (
     Stream,
     only_colours,
 )
-from tests.launcher.running import (
-    ELASTICRUN,
-    WITHOUT_TORCH,
-    elasticrun,
-    running,
-    variables,
-)
-from tests.support.stage import DEADLINE, Stage, freeze, wait_until
+from tests.launcher.running import ELASTICRUN, WITHOUT_TORCH, variables
+from tests.support.stage import DEADLINE, Stage, wait_until
 
 
 def read_all(descriptor: int) -> str:
@@ -202,24 +195,3 @@ def test_a_terminal_shows_a_traceback_once(stage: Stage) -> None:
     assert text.count("Traceback (most recent call last)") == 1
     assert "elasticrun/launcher" not in text
     assert "failed: this was before the first batch" in text
-
-
-@pytest.mark.slow
-def test_a_launcher_that_does_not_answer_is_named(stage: Stage) -> None:
-    script = stage.root / "script.py"
-    script.write_text("import time; time.sleep(1000)")
-    with running(stage, "--replicas", 1, *WITHOUT_TORCH, script=script) as job:
-        job.wait_until_said("started")
-        freeze(job.pid)
-        commands: list[list[object]] = [
-            ["status"], ["scale", 2], ["scale", 2, job.pid]
-        ]  # fmt: skip
-        with ThreadPoolExecutor() as pool:
-            answers = pool.map(lambda each: elasticrun(stage, *each), commands)
-        for answer in answers:
-            assert answer.returncode == 4
-            assert (
-                f"({job.pid}) in {stage.checkpoints} does not answer (suspended"
-                in answer.stderr
-            )
-            assert "no job" not in answer.stdout

@@ -84,6 +84,8 @@ def test_lines_are_chosen_by_generation_rank_and_number(
         assert main(["logs", str(tmp_path), *options.split()]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert [int(line.split()[-1]) for line in lines] == numbers
+    assert main(["logs", str(tmp_path), "--generation", "7"]) == 3
+    assert "generations: 1 (ranks 0), 2 (ranks 0, 1)" in capsys.readouterr().err
 
 
 def test_a_log_is_bounded_and_read_over_the_border(

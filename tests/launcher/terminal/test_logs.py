@@ -4,29 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.launcher.running import (
-    WITHOUT_TORCH,
-    elasticrun,
-    run,
-    running,
-)
+from tests.launcher.running import WITHOUT_TORCH, running
 from tests.support.stage import Stage, wait_until
 
 pytestmark = pytest.mark.slow
-
-
-def test_logs_are_kept_by_generation_and_rank(stage: Stage) -> None:
-    options = ["--replicas", 2, "--save-interval", 0, "--"]
-    run(stage, *options, "--at", "0:1:5:raise")
-    kept = stage.checkpoints
-    newest = elasticrun(stage, "logs", kept)
-    assert newest.stdout.endswith("[0] finished with 2\n[1] finished with 2\n")
-    assert elasticrun(stage, "logs", kept, "--rank", 1).stdout.count("finished") == 1
-    before = elasticrun(stage, "logs", kept, "--generation", 0, "--rank", 1)
-    assert "ValueError: the loss is not a number\n" in before.stdout
-    missing = elasticrun(stage, "logs", kept, "--generation", 7)
-    assert missing.returncode == 3
-    assert "generations: 0 (ranks 0, 1), 1 (ranks 0, 1)" in missing.stderr
 
 
 def test_logs_of_a_running_job_come_before_a_folder_of_its_name(stage: Stage) -> None:
