@@ -218,7 +218,8 @@ class TarShards(Streams):
 
     @property
     def kind(self) -> str | None:
-        return f"{super().kind} by {self.stride}"  # Earlier versions kept other marks.
+        own = super().kind  # Earlier versions kept other marks.
+        return own and f"{own} by {self.stride}"
 
     def scan(self, stream: int) -> Scan:
         """Count the samples; a mark is the offset of the first member's header."""
@@ -366,8 +367,9 @@ class TokenFiles(Streams):
     block = STRIDE  # Where lengths are given.
 
     @property
-    def kind(self) -> str:
-        return f"{super().kind} {self._length} {self._dtype}"
+    def kind(self) -> str | None:
+        own = super().kind
+        return own and f"{own} {self._length} {self._dtype}"
 
     def scan(self, stream: int) -> Scan:
         name = self.names[stream]

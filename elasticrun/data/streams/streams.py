@@ -30,6 +30,7 @@ from elasticrun.data.streams.index import (
     Contents,
     Index,
     Scan,
+    digest_of,
     scan_all,
     stamps_of,
 )
@@ -189,9 +190,10 @@ class Streams(InLanes):
         None if nothing tells these streams from others: then no scans are kept.
         """
         kind = type(self).__qualname__
-        if self.skip_broken:
-            kind += f" without what {name_of(self.transform)} refuses"
-        return kind
+        if not self.skip_broken:
+            return kind
+        digest = digest_of(self.transform)
+        return None if digest is None else f"{kind} without what {digest} refuses"
 
     @cached_property
     def stamps(self) -> list[str]:
@@ -448,6 +450,8 @@ def text_of(samples: Iterable[Any]) -> str:
 
 def name_of(function: Any) -> str:
     """Return what a function is called."""
+    while isinstance(function, partial):
+        function = function.func
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
