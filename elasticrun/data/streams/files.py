@@ -154,6 +154,8 @@ class TextLines(Streams):
             transform = _Chained(parse, transform)
         super().__init__(paths_of(paths), transform=transform or parse, **options)
 
+    has_near_marks = True
+
     @property
     def draws(self) -> bool:
         return self._draws
@@ -215,6 +217,7 @@ class TarShards(Streams):
         super().__init__(paths_of(paths), **options)
 
     stride = 4  # To pass over a sample takes as long as reading a hundred lines.
+    has_near_marks = True
 
     @property
     def kind(self) -> str | None:
