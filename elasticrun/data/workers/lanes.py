@@ -236,16 +236,6 @@ def joined(pieces: Sequence[Any], places: Sequence[Sequence[int]]) -> Any:
         return pieces[0]
     first = pieces[0]
     if isinstance(first, Tensor):
-        kinds = {piece.dtype for piece in pieces}
-        if len(kinds) > 1 and torch.float64 in kinds:
-            # Torch takes the type of the first number: 1 and 0.5 make another type, and
-            # other digits, than 0.5 and 1. So each worker may have made another one.
-            types = sorted(map(str, kinds))
-            raise ElasticRunError(
-                f"numbers of a batch have the types {types}, as 1 and 0.5 in one field "
-                "do. What torch's collate makes of them would depend on the number of "
-                "workers. Let parse or transform return one type, as by float(x)."
-            )
         order = torch.tensor([place for own in places for place in own])
         whole = torch.cat(list(pieces))
         return torch.empty_like(whole).index_copy_(0, order, whole)

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
-from elasticrun import ElasticRunError
 from elasticrun.data.workers.lanes import joined
 
 Pair = namedtuple("Pair", "x y")
@@ -41,15 +40,6 @@ def test_pieces_make_the_batch(kind: str, workers: list[int]) -> None:
     places = [own for own in places if own]
     pieces = [default_collate([samples[at] for at in own]) for own in places]
     assert_same(joined(pieces, places), default_collate(samples))
-
-
-def test_numbers_of_two_types_are_refused() -> None:
-    """Of which torch makes what depends on each piece's first one."""
-    pieces = [default_collate([{"y": y} for y in own]) for own in ([1, 0.5], [0.5, 1])]
-    with pytest.raises(ElasticRunError, match=r"float32.*float64.*float\(x\)"):
-        joined(pieces, [[0, 2], [1, 3]])
-    counts = [default_collate(own) for own in ([1, 1], [1, 0.5])]
-    assert_same(joined(counts, [[0, 1], [2, 3]]), default_collate([1, 1, 1, 0.5]))
 
 
 def assert_same(one: Any, other: Any) -> None:
