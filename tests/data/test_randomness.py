@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import get_worker_info
 
 from elasticrun import (
     AdaptiveDataLoader,
@@ -223,6 +224,25 @@ def test_draws_by_batch_do_not_depend_on_the_number_of_workers() -> None:
             found.append(drawn_by_sample(loader))
     assert found[0] == found[1]
     assert len(set(found[0].values())) == 14
+
+
+class SeedOfWorker(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        return index, get_worker_info().seed
+
+
+@pytest.mark.parametrize("seed_each", ["batch", "sample"])
+def test_the_seed_of_a_worker_does_not_depend_on_their_number(seed_each: Any) -> None:
+    """By which a data set may seed a generator of its own."""
+    found = []
+    for num_workers in (1, 2):
+        with generation():
+            loader = AdaptiveDataLoader(
+                SeedOfWorker(14), 5, num_workers=num_workers, seed_each=seed_each
+            )
+            found.append([seed for _, seeds in loader for seed in seeds.tolist()])
+    assert found[0] == found[1]
+    assert len(set(found[0])) == (3 if seed_each == "batch" else 14)
 
 
 @pytest.mark.parametrize("seed_each", ["batch", "sample"])

@@ -154,6 +154,8 @@ class TextLines(Streams):
             transform = _Chained(parse, transform)
         super().__init__(paths_of(paths), transform=transform or parse, **options)
 
+    has_near_marks = True
+
     @property
     def draws(self) -> bool:
         return self._draws
@@ -215,10 +217,12 @@ class TarShards(Streams):
         super().__init__(paths_of(paths), **options)
 
     stride = 4  # To pass over a sample takes as long as reading a hundred lines.
+    has_near_marks = True
 
     @property
     def kind(self) -> str | None:
-        return f"{super().kind} by {self.stride}"  # Earlier versions kept other marks.
+        own = super().kind  # Earlier versions kept other marks.
+        return own and f"{own} by {self.stride}"
 
     def scan(self, stream: int) -> Scan:
         """Count the samples; a mark is the offset of the first member's header."""
@@ -366,8 +370,9 @@ class TokenFiles(Streams):
     block = STRIDE  # Where lengths are given.
 
     @property
-    def kind(self) -> str:
-        return f"{super().kind} {self._length} {self._dtype}"
+    def kind(self) -> str | None:
+        own = super().kind
+        return own and f"{own} {self._length} {self._dtype}"
 
     def scan(self, stream: int) -> Scan:
         name = self.names[stream]

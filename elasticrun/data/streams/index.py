@@ -6,13 +6,16 @@ import base64
 import contextlib
 import functools
 import hashlib
+import io
 import json
 import os
+import pickle
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +35,7 @@ STRIDE = 256  # Samples from one mark to the next.
 _NUM_THREADS = 8
 _MOST_PASSED = 1 << 16  # Bytes that an index may have in vain, beside its half.
 _BAR_AFTER_SECONDS = 2.0
+_PLAIN = (bool, int, float, str, bytes)
 
 
 class Scan(NamedTuple):
@@ -149,6 +153,41 @@ def _decoded(line: bytes) -> Scan:
     arrays = (np.frombuffer(base64.b64decode(text), "<i8") for text in kept)
     marks, broken, begins = (each.astype(np.int64) for each in arrays)
     return Scan(length, marks.reshape(shape), broken, begins, size)
+
+
+def digest_of(function: Any) -> str | None:
+    """Return what tells a function from others of its name; None if nothing does.
+
+    That is its code, and values that it holds. What it calls by a name is left out.
+    """
+    written = io.BytesIO()
+    try:
+        _FunctionPickler(written).dump(function)
+    except Exception:  # It holds what cannot be pickled: a lock, a local class.
+        return None
+    return hashlib.sha256(written.getvalue()).hexdigest()[:32]
+
+
+class _FunctionPickler(pickle.Pickler):
+    """Writes what a function is made of, where pickle writes a name."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, FunctionType):
+            held = [cell.cell_contents for cell in value.__closure__ or ()]
+            read = [value.__globals__.get(name) for name in value.__code__.co_names]
+            held += [each for each in read if isinstance(each, _PLAIN)]
+            given = value.__defaults__, value.__kwdefaults__
+            return object, (), (value.__qualname__, value.__code__, given, held)
+        if isinstance(value, CodeType):
+            # A set has another order in each process.
+            constants = [
+                sorted(map(repr, each)) if isinstance(each, frozenset) else each
+                for each in value.co_consts
+            ]
+            return object, (), (value.co_code, value.co_names, constants)
+        if isinstance(value, ModuleType):
+            return object, (), value.__name__
+        return NotImplemented
 
 
 def scan_all(

@@ -276,7 +276,7 @@ class OpenBlocks:
         self.kept: dict[int, Any] = {}  # What was read and not asked for, by index.
         self.readers: dict[int, StreamReader] = {}
         self._long: dict[int, None] = {}  # Of these the long ones, oldest first.
-        self._read_blocks: deque[int] = deque()  # Of what is kept, oldest first.
+        self._read_blocks: dict[int, None] = {}  # Of what is kept, oldest first.
 
     def take(self, indices: list[int]) -> list[Any]:
         """Return what was read at indices, or read it now."""
@@ -300,14 +300,16 @@ class OpenBlocks:
         del self.readers[block]
         self._long.pop(block, None)
         # Nobody here takes what other replicas train. What is forgotten too early is
-        # read again.
+        # read again; what was just read is asked for now.
+        self._read_blocks.pop(block, None)
         most = 3 * self._window * self._num_lanes
         while self._read_blocks and len(self.kept) + len(self._read_blocks) > most:
-            oldest = self._read_blocks.popleft()
+            oldest = next(iter(self._read_blocks))
+            del self._read_blocks[oldest]
             begin, end = self._starts[oldest : oldest + 2]
             for number in range(max(begin, end - 2 * self._window), end):
                 self.kept.pop(number, None)
-        self._read_blocks.append(block)
+        self._read_blocks[block] = None
 
     def _new_reader(self, block: int, index: int) -> StreamReader:
         """Open a block, at a sample in it.

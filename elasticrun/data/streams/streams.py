@@ -30,6 +30,7 @@ from elasticrun.data.streams.index import (
     Contents,
     Index,
     Scan,
+    digest_of,
     scan_all,
     stamps_of,
 )
@@ -46,6 +47,7 @@ from elasticrun.logger import Logger
 logger = Logger(__name__)
 
 _NUM_FIRST = 8  # Samples by which data is known again.
+_BLOCKS_IN_LANE = 4  # Of little data, at least.
 _MOST_BLOCKS = 1 << 17  # So many are dealt in some milliseconds.
 
 
@@ -159,6 +161,8 @@ class Streams(InLanes):
     # Samples that are read in a row, where a stream can be entered at any of them; a
     # stream of which what lies before must be read has none.
     block: int | None = None
+    # Whether it takes little time to pass over the samples behind a mark.
+    has_near_marks = False
     # Whether each replica is to read the same streams in each loop.
     keeps_streams = False
 
@@ -189,9 +193,10 @@ class Streams(InLanes):
         None if nothing tells these streams from others: then no scans are kept.
         """
         kind = type(self).__qualname__
-        if self.skip_broken:
-            kind += f" without what {name_of(self.transform)} refuses"
-        return kind
+        if not self.skip_broken:
+            return kind
+        digest = digest_of(self.transform)
+        return None if digest is None else f"{kind} without what {digest} refuses"
 
     @cached_property
     def stamps(self) -> list[str]:
@@ -283,12 +288,39 @@ class Streams(InLanes):
             window = min(
                 window, max(self._window_bytes * int(lengths.sum()) // size, 1)
             )
-        blocks = None if self.keeps_streams else _blocks_of(self.scans)
+        blocks = None if self.keeps_streams else self._blocks()
         lanes = Lanes(lengths, self._num_lanes, window=window, blocks=blocks)
         lanes.checksum = zlib.crc32(self.identity.encode(), lanes.checksum)
         for scan in self.scans:
             lanes.checksum = zlib.crc32(scan.broken.tobytes(), lanes.checksum)
         return lanes
+
+    def _blocks(self) -> Blocks:
+        """Return all blocks, several as one where there are very many.
+
+        Of little data they are cut smaller, so that lanes are nearly even: else samples
+        of a file's short last block would never come late.
+        """
+        scans, can_be_cut = self.scans, self.block is not None or self.has_near_marks
+        step = 1 + sum(len(scan.begins) for scan in scans) // _MOST_BLOCKS
+        total = sum(scan.length for scan in scans)
+        most = max(total // (_BLOCKS_IN_LANE * self._num_lanes), 1)
+        begins, are_entered, start = [], [], 0
+        for name, scan in zip(self.names, scans, strict=True):
+            if scan.length:
+                is_entered = len(scan.begins) > 0
+                own = scan.begins[::step] if is_entered else np.zeros(1, np.int64)
+                is_cut = can_be_cut and is_entered and "://" not in name
+                if is_cut and np.diff(own, append=scan.length).max() > most:
+                    own = np.arange(0, scan.length, most)
+                begins.append(own + start)
+                are_entered.append(np.full(len(own), is_entered))
+            start += scan.length
+        none: Any = np.zeros(0, np.int64)
+        return Blocks(
+            np.concatenate([none, *begins]),
+            np.concatenate([none.astype(np.bool_), *are_entered]),
+        )
 
     @property
     def identity(self) -> str:
@@ -448,6 +480,8 @@ def text_of(samples: Iterable[Any]) -> str:
 
 def name_of(function: Any) -> str:
     """Return what a function is called."""
+    while isinstance(function, partial):
+        function = function.func
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
@@ -483,20 +517,3 @@ def index_in(directory: str | os.PathLike[str] | None, kind: str) -> Index | Non
     checkpoint_dir = current_job().settings.checkpoint_dir
     place = None if checkpoint_dir is None else parse_place(checkpoint_dir)
     return Index(place / "streams", kind) if isinstance(place, Path) else None
-
-
-def _blocks_of(scans: list[Scan]) -> Blocks:
-    """Return all blocks, several as one where there are very many."""
-    step = 1 + sum(len(scan.begins) for scan in scans) // _MOST_BLOCKS
-    begins, are_entered, start = [], [], 0
-    for scan in scans:
-        if scan.length:
-            own = scan.begins[::step] if len(scan.begins) else np.zeros(1, np.int64)
-            begins.append(own + start)
-            are_entered.append(np.full(len(own), len(scan.begins) > 0))
-        start += scan.length
-    none: Any = np.zeros(0, np.int64)
-    return Blocks(
-        np.concatenate([none, *begins]),
-        np.concatenate([none.astype(np.bool_), *are_entered]),
-    )

@@ -302,7 +302,7 @@ class Reader(Dataset[Any]):
             return self._read_without_draws(indices)
         if isinstance(seed, list):
             return self._read_each_seeded(indices, seed)
-        seed_generators(seed)
+        _seed(seed)
         wanted = torch.tensor(indices) if self._takes_tensor else indices
         return batch_reading(self.dataset)(wanted)
 
@@ -330,13 +330,20 @@ class Reader(Dataset[Any]):
         reads_items = not (is_stub and _has_batch_access(self.dataset))
         samples = []
         for index, seed in zip(indices, seeds, strict=True):
-            seed_generators(seed)
+            _seed(seed)
             if reads_items:
                 samples.append(self.dataset[index])
             else:
                 one = torch.tensor([index]) if self._takes_tensor else [index]
                 samples.extend(self.dataset.__getitems__(one))
         return samples
+
+
+def _seed(seed: int) -> None:
+    """Seed the generators, and in a worker those that a data set seeds by its info."""
+    seed_generators(seed)
+    if (information := get_worker_info()) is not None:
+        object.__setattr__(information, "seed", torch.initial_seed())
 
 
 def batch_reading(dataset: Any) -> Callable[[Any], Sequence[Any]]:

@@ -169,8 +169,8 @@ def test_a_loop_over_large_samples_begins_with_those_that_it_asks(
             assert missing <= len(read) <= missing + 4 * 40
         read = shards.read = []
         next(loader.read(epoch, 200))
-        for stream in range(8):  # Up to a window where it begins in one, else one.
-            numbers = [number for of, number in read if of == stream]
+        for block in range(16):  # Up to a window where it begins in one, else one.
+            numbers = [n % 100 for of, n in read if 2 * of + n // 100 == block]
             assert len(numbers) <= (1 if 0 not in numbers else 40)
         assert len(read) < 80
 

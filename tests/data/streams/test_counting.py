@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -190,6 +192,69 @@ def test_broken_samples_are_left_out_and_counted(tmp_path: Path) -> None:
         assert len(TextLines(tmp_path / "[ab]", parse=integer)) == 2200
 
 
+class Field:
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def __call__(self, line: str) -> int:
+        parsed.append(line)
+        return int(dict(pair.split("=") for pair in line.split())[self.key])
+
+
+def local(key: str) -> Any:
+    def parse(line: str) -> int:
+        return Field(key)(line)
+
+    return parse
+
+
+def of_local_class(key: str) -> Any:
+    class Own(Field):
+        pass
+
+    return Own(key)
+
+
+@pytest.mark.parametrize(
+    ("of", "is_kept"),
+    [
+        (lambda key: lambda line: Field(key)(line), True),
+        (lambda key: eval(f"lambda line: Field('{key}')(line)", globals()), True),
+        (
+            lambda key: eval(
+                "lambda line: Field(key)(line)", {**globals(), "key": key}
+            ),
+            True,
+        ),
+        (lambda key: partial(lambda line, key: Field(key)(line), key=key), True),
+        (local, True),
+        (Field, True),
+        (lambda key: Field(key).__call__, True),
+        (of_local_class, False),
+    ],
+)
+def test_each_function_has_broken_samples_of_its_own(
+    tmp_path: Path, of: Any, is_kept: bool
+) -> None:
+    (tmp_path / "a").write_text("id=1 label=0\nid=2\nid=3 label=5\n")
+
+    def read(key: str, transform: Any = None) -> list[int]:
+        lines = TextLines(
+            tmp_path / "a", parse=of(key), transform=transform, skip_broken=True
+        )
+        return [lines[number] for number in range(len(lines))]
+
+    def script() -> None:
+        parsed.clear()
+        assert read("label") == [0, 5]
+        assert read("id") == [1, 2, 3]
+        assert read("id", lambda n: 6 // (n - 1)) == [6, 3]
+
+    run_once(script, tmp_path / "job")
+    run_once(script, tmp_path / "job")
+    assert len(parsed) == (7 if is_kept else 16)  # No line was tried a second time.
+
+
 def test_broken_samples_are_told(
     job: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -332,21 +397,26 @@ def test_packed_and_endless_leave_broken_samples_out(job: Any, tmp_path: Path) -
     assert flat(loader.batches(1)) == [*own, *own][:700]
 
 
-def test_a_sample_that_breaks_later_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("1\n2\nx\n")
-    breaks_at: set[str] = set()
+breaks_at: list[str] = []
 
-    def number(line: str) -> int:
-        if line in breaks_at:
-            raise ValueError("it breaks")
-        return int(line)
+
+def number(line: str) -> int:
+    if line in breaks_at:
+        raise ValueError("it breaks")
+    return int(line)
+
+
+def test_a_sample_that_breaks_later_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_text("1\n2\nx\n")
 
     def read() -> Any:
         lines = TextLines(tmp_path / "a", parse=number, skip_broken=True)
         return [lines[n] for n in range(len(lines))]
 
     assert run_once(read, tmp_path / "job") == [1, 2]
-    breaks_at.add("2")
+    monkeypatch.setattr(sys.modules[__name__], "breaks_at", ["2"])
     with pytest.raises(
         ElasticRunError, match=r"line 2 of .*a: .*number raised .*It did"
     ):

@@ -180,3 +180,10 @@ def test_what_other_replicas_train_is_not_kept(tmp_path: Path) -> None:
         assert lines.__getitems__(own) == own
         assert lines._open is not None
         assert len(lines._open.kept) <= 1000
+
+
+def test_a_sample_may_be_asked_for_again_and_again() -> None:
+    """As a short stream in many passes, or padding: nothing of it is lost."""
+    streams = Numbers(9, 1, lanes=2, window=2)
+    for _ in range(20):
+        assert streams.__getitems__([9, 3, 9]) == [9, 3, 9]

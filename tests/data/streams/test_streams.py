@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from torch.utils.data import Dataset, IterableDataset
 
@@ -478,6 +479,18 @@ def test_one_long_stream_fills_all_lanes(caplog: pytest.LogCaptureFixture) -> No
     with generation():
         assert sorted(flat(AdaptiveDataLoader(streams, 16, True))) == list(range(600))
     assert sorted(streams.opened) == [(0, first) for first in range(0, 600, 6)]
+
+
+@pytest.mark.parametrize("lengths", [[300], [900, 100], [300] * 10, [10_000]])
+def test_little_data_mixes(lengths: list[int], job: Any, tmp_path: Path) -> None:
+    """Also where files end in a short block."""
+    for number, length in enumerate(lengths):
+        (tmp_path / f"{number:02}.txt").write_text("x\n" * length)
+    order = TextLines(tmp_path / "*.txt").lanes.order
+    total, last = sum(lengths), lengths[-1] % 256  # In the last file's last block.
+    ends = [order(key)(np.arange(total * 3 // 4, total)) for key in range(100)]
+    share = np.mean(np.concatenate(ends) >= total - last)
+    assert share == pytest.approx(last / total, rel=0.4)
 
 
 def test_uneven_shares_are_told(caplog: pytest.LogCaptureFixture) -> None:
