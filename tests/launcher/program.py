@@ -1,6 +1,6 @@
 """A training program that does what a test wants, at the batch where it wants it.
 
-    program.py STAGE [--hold GENERATION:BATCH] [--at GENERATION:RANK:BATCH:ACTION] ...
+    program.py STAGE [--elsewhere] [--hold GENERATION:BATCH] [--at GENERATION:RANK:BATCH:ACTION] ...
 
 A held replica waits for the marks that `hold` in tests/support/loops.py names.
 """
@@ -37,6 +37,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--at", action="append", default=[])
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--pace", type=float, default=0.0)
+    parser.add_argument("--elsewhere", action="store_true")
     return parser.parse_args()
 
 
@@ -66,6 +67,8 @@ def act(action: str, stage: Stage) -> None:
 def main() -> None:
     options = arguments()
     stage = options.stage
+    if options.elsewhere:  # Not where the launcher says.
+        elasticrun.init(stage.root / "own")
     data = TensorDataset(torch.arange(NUM_SAMPLES))
     loader = elasticrun.AdaptiveDataLoader(
         data, BATCH_SIZE, shuffle=True, num_workers=options.workers
