@@ -55,7 +55,7 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 def locked(directory: Path, *, is_shared: bool) -> Iterator[Callable[[], str]]:
     """Make the directory, and keep other jobs out of it.
 
-    Yields what tells how the directory was lost, in words; nothing as long as it is not.
+    Yields what tells how the directory was lost, in words; nothing if it was not.
 
     Args:
         is_shared: For a job on many machines: their launchers share the lock, and a

@@ -1,6 +1,6 @@
 """A training program that does what a test wants, at the batch where it wants it.
 
-    program.py STAGE [--elsewhere] [--hold GENERATION:BATCH] [--at GENERATION:RANK:BATCH:ACTION] ...
+    program.py STAGE [--hold GENERATION:BATCH] [--at GENERATION:RANK:BATCH:ACTION] ...
 
 A held replica waits for the marks that `hold` in tests/support/loops.py names.
 """
