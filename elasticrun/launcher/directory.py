@@ -17,6 +17,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from elasticrun.checkpoint.draft import (
@@ -51,18 +52,20 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
 @contextmanager
-def locked(directory: Path, *, is_shared: bool) -> Iterator[None]:
+def locked(directory: Path, *, is_shared: bool) -> Iterator[Callable[[], str]]:
     """Make the directory, and keep other jobs out of it.
+
+    Yields what tells how the directory was lost, in words; nothing if it was not.
 
     Args:
         is_shared: For a job on many machines: their launchers share the lock, and a
             replica may hold its own already.
     """
     make_usable(directory, what="checkpoints", option="--checkpoint-dir")
-    with _lock(directory, is_shared=is_shared) or contextlib.nullcontext():
+    with _lock(directory, is_shared=is_shared) or contextlib.nullcontext() as file:
         if not is_shared:
             _wait_for_replicas(directory)
-        yield
+        yield partial(_find_loss, directory / _NAME, file)
 
 
 def find_locked_by(pid: int) -> Path | None:
@@ -146,8 +149,21 @@ def _refusal(directory: Path, owner: str) -> OptionError:
     )
 
 
+def _find_loss(path: Path, file: io.FileIO | None) -> str:
+    with contextlib.suppress(OSError):  # Replicas will find out what it has.
+        if file is not None and not _is_still(path, file):
+            return (
+                f"{path}, which this launcher has locked, is gone or another file: the "
+                "directory was moved, removed or replaced while the job used it, and "
+                "another job may use it now. So the job is not started again there. "
+                "Move the directory back, or give --checkpoint-dir where it is now, "
+                "and start the job again"
+            )
+    return ""
+
+
 def _is_still(path: Path, file: io.FileIO) -> bool:
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
     return False
 

@@ -46,7 +46,8 @@ def run_job(options: Options) -> int:
             stop_signals = options.settings.stop_signals
             wakeups = stack.enter_context(signals_as_bytes(stop_signals))
             is_shared = options.nodes is not None
-            stack.enter_context(locked(options.local_dir, is_shared=is_shared))
+            lock = locked(options.local_dir, is_shared=is_shared)
+            find_loss = stack.enter_context(lock)
             if options.nodes and options.nodes.place == str(options.local_dir):
                 check_meeting_place(options.local_dir)
             _check_logs(options)
@@ -54,7 +55,7 @@ def run_job(options: Options) -> int:
             loop = EventLoop()
             control = sockets.ControlSocket()
             stack.callback(control.close)
-            supervisor = Supervisor(options, console, loop)
+            supervisor = Supervisor(options, console, loop, find_loss)
             keeper = EventKeeper(options, console, lambda: supervisor.is_first_node)
             stack.callback(keeper.close)
             stack.callback(supervisor.close)

@@ -334,7 +334,10 @@ class Saver:
             )
         except Exception as error:
             writer.abandon()
-            return _why_not_saved(error, patience=2 * timeout)
+            why = _why_not_saved(error, patience=2 * timeout)
+            if self._rank == 0:
+                writer.make_room(why, newest)
+            return why
         finally:
             self._asked = exchange.asked
         self.seconds = time.perf_counter() - begun

@@ -37,6 +37,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--at", action="append", default=[])
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--pace", type=float, default=0.0)
+    parser.add_argument("--elsewhere", action="store_true")
     return parser.parse_args()
 
 
@@ -66,6 +67,8 @@ def act(action: str, stage: Stage) -> None:
 def main() -> None:
     options = arguments()
     stage = options.stage
+    if options.elsewhere:  # Not where the launcher says.
+        elasticrun.init(stage.root / "own")
     data = TensorDataset(torch.arange(NUM_SAMPLES))
     loader = elasticrun.AdaptiveDataLoader(
         data, BATCH_SIZE, shuffle=True, num_workers=options.workers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,9 +18,11 @@ from tests.launcher.running import (
     elasticrun,
     run,
     running,
+    scaled,
     variables,
 )
 from tests.support.stage import Stage, wait_until
+from tests.support.variants import in_wide
 
 pytestmark = pytest.mark.slow
 
@@ -79,3 +82,35 @@ def test_nodes_do_not_meet_in_a_folder_of_another_user(
     os.chown(folder, 12345, -1)
     with pytest.raises(OptionError, match=f"{folder} belongs to user 12345"):
         check_meeting_place(tmp_path)
+
+
+@pytest.mark.parametrize("how", ["kill", "program", *in_wide("start", "save", "scale")])
+def test_a_job_whose_directory_is_moved_begins_nowhere_else(
+    stage: Stage, how: str
+) -> None:
+    """Whoever has moved it may have started another job in its place."""
+    options = ["--replicas", 2, "--save-interval", 0, "--", "--hold", "0:9"]
+    if how == "program":  # Which says itself where it saves.
+        options += ["--elsewhere"]
+    place = stage.root / "own" if how == "program" else stage.checkpoints
+    with running(stage, *options) as job:
+        if how == "start":  # Before there are replicas.
+            job.wait_until_said("logs in")
+        else:
+            job.wait_until_held(0, 2)
+        place.rename(stage.root / "moved")
+        if how == "kill":
+            os.kill(job.pid_of(0, 1), signal.SIGKILL)
+        elif how == "scale":
+            assert scaled(job, 1).returncode == 4
+        stage.mark("go-0")
+        assert job.wait() == 1, job.events
+    assert not list(place.glob("checkpoint-*"))
+    assert "generation 1: " not in job.events
+    assert ", restart 1 of" not in job.events
+    last = job.events.splitlines()[-1]
+    if how == "program":
+        assert "failed: another job may use its checkpoints now" in last
+    else:
+        assert f"failed: {place / 'launcher.lock'}, which this launcher has" in last
+        assert "give --checkpoint-dir where it is now" in last

@@ -27,7 +27,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from elasticrun.checkpoint.storage.lock import in_use_error
+from elasticrun.checkpoint.storage.lock import ENDS_JOB, in_use_error
 from elasticrun.checkpoint.storage.objects import Objects
 from elasticrun.checkpoint.storage.place import OwnerProcess
 from elasticrun.errors import CheckpointError, CheckpointWarning, warn_at_program
@@ -161,9 +161,8 @@ class StoreClaim:
             raise CheckpointError(
                 f"another job has taken over {self._objects.place}{by}, because this "
                 f"job, which had it since {self._own.owner.since}, gave no sign of "
-                "life. Two jobs would mix their checkpoints, so this one stops without "
-                "saving. Run only one of them, or give the other one its own "
-                "checkpoint directory (ELASTICRUN_CHECKPOINT_DIR)."
+                f"life, and {ENDS_JOB}. Run only one of them, or give the other one "
+                "its own checkpoint directory (ELASTICRUN_CHECKPOINT_DIR)."
             )
 
     def begin(self, folder: str) -> None:

@@ -29,6 +29,8 @@ from elasticrun.checkpoint.storage.place import OwnerProcess, Place
 from elasticrun.errors import CheckpointError, CheckpointWarning, warn_at_program
 
 POLL_INTERVAL = 0.05
+# In the text of errors that end the job: the launcher starts no replicas after them.
+ENDS_JOB = "two jobs would mix their checkpoints, so this one stops without saving"
 _LARGEST_LOCK = 4096  # Bytes; one that is larger is not elasticrun's.
 
 
@@ -103,8 +105,7 @@ class DirectoryLock:
             raise CheckpointError(
                 f"{path}, which this job has locked, {how}: the directory was removed "
                 "or replaced while the job used it. Another job may use it now, and "
-                "two jobs would mix their checkpoints, so this one stops without "
-                "saving. Start it again with a directory of its own "
+                f"{ENDS_JOB}. Start it again with a directory of its own "
                 "(ELASTICRUN_CHECKPOINT_DIR)."
             )
 

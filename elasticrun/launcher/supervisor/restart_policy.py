@@ -6,6 +6,7 @@ import enum
 import time
 from dataclasses import dataclass
 
+from elasticrun.checkpoint.storage.lock import ENDS_JOB
 from elasticrun.checkpoint.storage.place import Place
 from elasticrun.errors import BY_SIGNAL, FAILED, STOP_CODES, STOPPED, counted
 from elasticrun.launcher import directory
@@ -19,6 +20,7 @@ _CAUSES_KEPT = 10
 _FREE = 3  # Restarts without a pause, after what is no failure of the program.
 _LONGEST_DELAY = 60.0
 _SIGNAL_OF = {code: number.name for number, code in BY_SIGNAL.items()}
+_LOST = "another job may use its checkpoints now, so it is not started again"
 _MAX_TRACE = 20_000
 _MAX_KEPT = 2_000  # Of a trace, in the job's events.
 
@@ -192,19 +194,32 @@ class RestartPolicy:
         self._crashes = crashes
 
     def decide(
-        self, outcome: Outcome, *, number: int, stop: Stop, code: int, is_first: bool
+        self,
+        outcome: Outcome,
+        *,
+        number: int,
+        stop: Stop,
+        code: int,
+        is_first: bool,
+        lost: str = "",
     ) -> NextAction:
         """Decide what follows.
 
         Args:
             stop: Why it was to end, if it was.
             is_first: Whether this is the node that notes the end of the program.
+            lost: How the job's directory was lost, if it was.
         """
         self._crashes.learn(outcome)
         if outcome.kind == EndKind.FINISHED:
-            return self._finish(outcome, is_first=is_first)
+            return self._finish(outcome, is_first=is_first and not lost)
         if stop is Stop.END:
             return self._end_stopped(outcome, code, number)
+        is_lost = lost or ENDS_JOB in outcome.text
+        if outcome.kind == EndKind.CRASHED and is_lost:
+            text = f"generation {number} crashed at {outcome.where}: {outcome.text}"
+            self._say_crash(text, outcome, number)
+            return self.fail(lost or _LOST)
         if outcome.kind == EndKind.LEFT:
             return self._go_on_without(outcome, number)
         if stop is Stop.SCALE:

@@ -29,6 +29,7 @@ instead, so behind each `await` there would be the same table of cases.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,6 +80,9 @@ class Phase(enum.Enum):
 class Supervisor:
     """Keeps a job running: starts generations, judges their ends, obeys requests.
 
+    Args:
+        find_loss: Tells how the job's directory was lost, in words, if it was.
+
     Attributes:
         generation: The one that runs, or None between two.
         successors: The replicas that wait for the next one.
@@ -89,7 +93,13 @@ class Supervisor:
         reports: Tells what is heard of the generation that runs.
     """
 
-    def __init__(self, options: Options, console: Console, loop: EventLoop) -> None:
+    def __init__(
+        self,
+        options: Options,
+        console: Console,
+        loop: EventLoop,
+        find_loss: Callable[[], str],
+    ) -> None:
         self.options = options
         self.loop = loop
         self.generation: Generation | None = None
@@ -100,6 +110,7 @@ class Supervisor:
         self.policy = RestartPolicy(options, console, self.crashes)
         self.reports = ReplicaReports(console, self.crashes, is_quiet=options.is_quiet)
         self._console = console
+        self._find_loss = find_loss
         self._phase = Phase.GATHERING
         self._stop = Stop.NONE  # Why the generation was asked to exit, until the next.
         self._stop_code = STOPPED
@@ -311,6 +322,7 @@ class Supervisor:
             stop=self._stop,
             code=self._stop_code,
             is_first=round_.node == 0,
+            lost=self._find_loss(),
         )
         if outcome.kind in (EndKind.CRASHED, EndKind.LEFT):
             self._stop = Stop.NONE
@@ -339,6 +351,9 @@ class Supervisor:
     def on_joined(self) -> None:
         """Offer the successors, or ask again when they wait."""
         if self._phase is not Phase.GATHERING or not self.successors.is_ready:
+            return
+        if lost := self._find_loss():  # Since the outcome, or what ended saved nothing.
+            self._go_on(self.policy.fail(lost))
             return
         self._phase = Phase.OFFERED
         offered = self.successors.offer()
