@@ -493,9 +493,9 @@ class CheckpointWriter:
             if is_full and newest and not self._checkpoints.is_unforced(newest):
                 self._checkpoints.prune(keep=1, warn=self.warnings.append)
                 self.warnings.append(
-                    "there was no room for another checkpoint, so those before "
-                    f"{newest.path} are removed; the next save tries again. Make room, "
-                    "or keep fewer (ELASTICRUN_KEEP)."
+                    "there was no room for another checkpoint, so of those before only "
+                    f"{newest.path} is kept; the next save tries again. Make room, or "
+                    "keep fewer (ELASTICRUN_KEEP)."
                 )
         except OSError as error:
             self.warnings.append(f"old checkpoints could not be removed: {error}")
