@@ -347,7 +347,7 @@ def test_older_checkpoints_give_way_on_a_full_disk(stage: Stage) -> None:
         kept = stage.directories()
     assert kept == ["checkpoint-00000003", "checkpoint-00000005"]
     told = [str(each.message) for each in caught]
-    assert "no room for another checkpoint, so those before" in told[0]
+    assert "no room for another checkpoint, so of those before" in told[0]
     assert "checkpoint 4 was not saved: " in told[1]
     assert "No space left on device" in told[1]
 
