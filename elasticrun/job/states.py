@@ -26,6 +26,10 @@ from elasticrun.checkpoint.states.values import (
 )
 from elasticrun.job.current import current_job
 from elasticrun.job.stepping import act_once_per_global_batch
+from elasticrun.logger import Logger
+from elasticrun.replicas.gathering import own_rank
+
+logger = Logger(__name__)
 
 
 class _RegisteredWhenMade(ABCMeta):
@@ -268,4 +272,16 @@ class _VariablesState(BaseState):
         return begin_to_save(self, dict(vars(self._variables)), self._copies)
 
     def load(self, fileobj: BinaryIO) -> None:
-        vars(self._variables).update(load_values_of(self, fileobj))
+        own, saved = vars(self._variables), load_values_of(self, fileobj)
+        new = [name for name in own if name not in saved]
+        left = [name for name in saved if name not in own]
+        if new and left and own_rank() == 0:
+            logger.warning(
+                "%r has nothing for %s in the checkpoint, which keeps the value of "
+                "here, and nobody has asked for its %s. Was one renamed? Then stop the "
+                "job, give it its old name, and start again.",
+                self.name,
+                ", ".join(new),
+                ", ".join(left),
+            )
+        own.update(saved)

@@ -147,7 +147,9 @@ def test_a_record_of_numpy_is_refused(job: Job) -> None:
         Variables(value=record)
 
 
-def test_variables_set_later_come_back_too(tmp_path: Path) -> None:
+def test_variables_set_later_come_back_too_and_others_of_two_names_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def first() -> None:
         kept = Variables(a=1)
         kept.b = 2
@@ -155,6 +157,10 @@ def test_variables_set_later_come_back_too(tmp_path: Path) -> None:
 
     run_once(first, tmp_path)
     assert run_once(lambda: repr(Variables(a=0)), tmp_path) == "Variables(a=1, b=2)"
+    assert not caplog.text
+    run_once(lambda: Variables(a=0, best=0), tmp_path)
+    assert "nothing for best in the checkpoint" in caplog.text
+    assert "nobody has asked for its b." in caplog.text
 
 
 def test_two_sets_of_variables_need_two_names(job: Job) -> None:
