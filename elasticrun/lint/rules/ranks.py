@@ -113,10 +113,15 @@ def _states(program: Program) -> Iterator[Finding]:
             and not (is_sum and guard.number in deciding)
         ]
         if any(guard.taints & _CHANGING for guard in guards):
-            message = f"{name} is created under a condition that may not always hold"
+            what = _in_words(event)
+            message = f"{what} is created under a condition that may not always hold"
             yield program.finding(ER402, event, message)
         elif message := _made_again(event):
             yield program.finding(ER402, event, message)
+
+
+def _in_words(event: Event) -> str:
+    return "what is registered" if event.name == "register" else event.name
 
 
 def _made_again(event: Event) -> str:
@@ -126,14 +131,14 @@ def _made_again(event: Event) -> str:
         return ""
     if step.loop is not None:
         return (
-            f"{event.name} is created in each turn of the loop at line "
+            f"{_in_words(event)} is created in each turn of the loop at line "
             f"{step.loop.line}, but a restart continues in its middle"
         )
     name = event.given.keywords.get("name", constant(None))
     is_own = "epoch" in name.taints or (is_sum and name.kind != "const")
     if step.epoch is None or is_own or (is_sum and name.is_none):
         return ""
-    what = "an Accumulator of one name" if is_sum else event.name
+    what = "an Accumulator of one name" if is_sum else _in_words(event)
     return f"{what} is created in each epoch, but a restart skips finished ones"
 
 
