@@ -229,16 +229,13 @@ class CheckpointStore:
         """Force a checkpoint to the disk: no power cut takes it any more."""
         self.storage.force(checkpoint.path.name, checkpoint.names())
 
-    def prune(
-        self, *, keep: int | None = None, warn: Callable[[str], object] | None = None
-    ) -> None:
+    def prune(self, *, warn: Callable[[str], object] | None = None) -> None:
         """Remove what is older than the newest good ones.
 
         Good is here: not found damaged by `find_newest`, and each file has its size.
         To read every byte of the older ones after each save would cost too much.
 
         Args:
-            keep: How many of these stay; None for as many as always.
             warn: Told what could not be removed, in place of a CheckpointWarning.
         """
         warn = warn or _warn
@@ -247,7 +244,7 @@ class CheckpointStore:
         except StoreUnreachableError as error:
             warn(f"old checkpoints stay until the next save: {error}.")
             return
-        stay = newest_to_keep(numbers, keep or self.keep, is_good=self._is_good)
+        stay = newest_to_keep(numbers, self.keep, is_good=self._is_good)
         for number in numbers:
             if number not in stay and is_own(self.storage, number):
                 self._remove_or_warn(number, warn)

@@ -334,10 +334,7 @@ class Saver:
             )
         except Exception as error:
             writer.abandon()
-            why = _why_not_saved(error, patience=2 * timeout)
-            if self._rank == 0:
-                writer.make_room(why, newest)
-            return why
+            return _why_not_saved(error, patience=2 * timeout)
         finally:
             self._asked = exchange.asked
         self.seconds = time.perf_counter() - begun

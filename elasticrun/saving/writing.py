@@ -5,13 +5,11 @@ from __future__ import annotations
 import gc
 import io
 import math
-import os
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from errno import EDQUOT, ENOSPC
 from functools import partial
 from typing import Any, BinaryIO, NamedTuple
 
@@ -480,24 +478,6 @@ class CheckpointWriter:
         try:
             self._checkpoints.prune(warn=self.warnings.append)
         except OSError as error:  # The new one is there all the same.
-            self.warnings.append(f"old checkpoints could not be removed: {error}")
-
-    def make_room(self, why: str, newest: Checkpoint | None) -> None:
-        """Keep only the newest good checkpoint, if a disk was full; rank 0 only.
-
-        Args:
-            why: What has failed a save, on this rank or another one.
-        """
-        is_full = any(os.strerror(each) in why for each in (ENOSPC, EDQUOT))
-        try:
-            if is_full and newest and not self._checkpoints.is_unforced(newest):
-                self._checkpoints.prune(keep=1, warn=self.warnings.append)
-                self.warnings.append(
-                    "there was no room for another checkpoint, so of those before only "
-                    f"{newest.path} is kept; the next save tries again. Make room, or "
-                    "keep fewer (ELASTICRUN_KEEP)."
-                )
-        except OSError as error:
             self.warnings.append(f"old checkpoints could not be removed: {error}")
 
     def _warn_of_differences(self, own: dict[str, int], heard: Gathered) -> None:
