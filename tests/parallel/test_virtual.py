@@ -226,8 +226,8 @@ def test_each_size_of_a_share_is_compiled_for_itself(shared: Job) -> None:
         kinds.extend(map(type, inputs))
         return graph
 
-    net = network()
-    model, optimizer = model_of(torch.compile(net, backend=look))  # type: ignore[arg-type]
+    net: Any = torch.compile(network(), backend=look)
+    model, optimizer = model_of(net)
     for x, y in AdaptiveDataLoader(samples(), BATCH, drop_last=True):
         optimizer.zero_grad()
         cross_entropy(model(x), y).backward()
@@ -444,8 +444,8 @@ def a_frozen_parameter_that_follows() -> None:
         with torch.no_grad():
             module.keys.lerp_(module[0].weight, 0.1)
 
-    net = network()
-    keys = net[0].weight.detach().clone()  # type: ignore[operator]
+    net: Any = network()
+    keys = net[0].weight.detach().clone()
     net.register_parameter("keys", nn.Parameter(keys, requires_grad=False))
     net.register_forward_hook(follow)
     model, _ = model_of(net)
